@@ -1,0 +1,89 @@
+"""A generation request and its answer as values, between whoever serves users and a verifier.
+
+Ids only: text belongs to the ingress. A request may arrive with committed output (`output_ids`):
+preemption, failover and replay are that one entrance (design, law 6).
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protos.exchange import Plan
+from protos.params import SamplingParams
+
+
+class SpeculationMode(StrEnum):
+    """Who decides about drafts for a request."""
+
+    AUTO = "auto"
+    OFF = "off"
+    FIXED = "fixed"
+    """The named drafters with the given plan, every round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """The per-request override. It changes the speed, never the text."""
+
+    mode: SpeculationMode = SpeculationMode.AUTO
+    drafters: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request to a verifier. prompt_ids must not be empty."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    output_ids: tuple[int, ...] = ()
+    speculation: Speculation = field(default_factory=Speculation)
+
+
+class FinishReason(StrEnum):
+    """Why the engine ended a request. Text-level stops are the ingress's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """Counts of a request so far (sums; the receiver forms means).
+
+    num_rounds: steps that committed tokens, plain ones included; num_draft_rounds: those with at
+    least one draft node verified; num_drafted: nodes verified; num_accepted: nodes accepted.
+    accepted_by_depth[i]: rounds that accepted at least i + 1 draft tokens. Times in seconds.
+    """
+
+    num_prompt: int = 0
+    num_output: int = 0
+    num_rounds: int = 0
+    num_draft_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    accepted_by_depth: tuple[int, ...] = ()
+    accepted_by_source: tuple[tuple[str, int], ...] = ()
+    draft_wait_s: float = 0.0
+    verify_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens of one request committed by one step, in order.
+
+    finish_reason is set on the last run only. stop_token_id: the id that ended it, if one did.
+    num_accepted: how many of `ids` were drafted.
+    """
+
+    request_id: str
+    ids: tuple[int, ...]
+    num_accepted: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    counts: RunCounts | None = None
+    error: str = ""

@@ -1,0 +1,1 @@
+"""One thread that steps: requests, pages, scheduling, drafts, commits."""

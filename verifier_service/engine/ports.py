@@ -1,0 +1,153 @@
+"""What the step loop needs from the draft exchange and from the planner.
+
+Both are advisers: whatever they do, they change how many tokens a step reveals, never which. The
+loop hands out views, gets values back, and alone commits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos.exchange import Capabilities, Plan
+from protos.features import FeatureRows
+from protos.generation import Speculation
+from protos.params import SamplingParams
+from protos.tree import CandidateTree
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """What advisers may know of a running request.
+
+    tokens: the live list of committed ids, prompt first, anchor last: read, never kept or
+    changed. num_rows: feature rows available, one per computed position (len(tokens) - 1 while
+    decoding). remaining: tokens that may still be committed.
+    """
+
+    key: int
+    request_id: str
+    tokens: Sequence[int]
+    num_rows: int
+    params: SamplingParams
+    speculation: Speculation
+    remaining: int
+    decoding: bool
+
+    @property
+    def base_len(self) -> int:
+        """Committed tokens, anchor included."""
+        return len(self.tokens)
+
+
+class RowReader(Protocol):
+    """Reads feature rows that lie beside the KV."""
+
+    def __call__(self, key: int, tap: str, start: int, end: int) -> FeatureRows | None:
+        """Rows [start, end) of request `key` under `tap`; None when they do not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """One source asked for one draft."""
+
+    source: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """A request's part of an exchange: what to draft, or nothing but absorb (empty plans)."""
+
+    view: SequenceView
+    plans: tuple[SourcePlan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What one source answered for one request, already re-rooted to the current base_len.
+
+    wait_s: how long the step was held for it (0 when it came in time or late).
+    """
+
+    source: str
+    base_len: int
+    tree: CandidateTree
+    ranked_ids: tuple[tuple[int, ...], ...] = ()
+    latency_s: float = 0.0
+    was_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """A source of drafts that can be asked now. local: in this process, no wire."""
+
+    name: str
+    capabilities: Capabilities
+    local: bool
+    reply_p50_s: float = 0.0
+    reply_p95_s: float = 0.0
+    num_replicas: int = 1
+
+
+class Drafting(Protocol):
+    """The draft exchange: sources, sessions, the prefix rule. Used by the engine's thread."""
+
+    def sources(self) -> Sequence[SourceInfo]:
+        """Sources that can be asked now."""
+
+    def exchange(self, asks: Sequence[DraftAsk], deadline_s: float) -> dict[int, list[Draft]]:
+        """Send all asks, wait until all planned drafts are in or deadline_s has passed.
+
+        Asks without plans cost no wait. Returns drafts by request key; late ones of earlier
+        steps are included when they could be re-rooted.
+        """
+
+    def forget(self, key: int) -> None:
+        """The request left (finished, cancelled or preempted): close its sessions."""
+
+    def close(self) -> None:
+        """Close all sessions and streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What one round showed, for the planner.
+
+    tree: what was verified; sources: per draft node, the names that proposed it. drafts: what
+    each source had proposed before admission. choices: the target's own tokens from the anchor
+    on: the accepted ones and the bonus.
+    """
+
+    key: int
+    base_len: int
+    tree: CandidateTree
+    sources: tuple[tuple[str, ...], ...]
+    drafts: tuple[Draft, ...]
+    choices: tuple[int, ...]
+    num_accepted: int
+    num_committed: int
+
+
+class Planner(Protocol):
+    """Chooses what to draft and what to verify."""
+
+    def plan(
+        self, views: Sequence[SequenceView], sources: Sequence[SourceInfo]
+    ) -> tuple[list[tuple[SourcePlan, ...]], float]:
+        """Plans per view, and the deadline in seconds that this step may wait."""
+
+    def admit(
+        self, views: Sequence[SequenceView], trees: Sequence[CandidateTree], room: int
+    ) -> list[CandidateTree]:
+        """Cut merged trees to what pays, at most `room` draft nodes in all."""
+
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        """Learn from one request's round."""
+
+    def observe_step(
+        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+    ) -> None:
+        """Learn a step's cost. context: sum of positions read by all spans."""
+
+    def forget(self, key: int) -> None:
+        """The request left."""

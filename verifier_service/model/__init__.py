@@ -1,0 +1,1 @@
+"""The target: weights, paged attention, aux taps, invariance."""

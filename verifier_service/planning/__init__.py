@@ -1,0 +1,1 @@
+"""What to draft next: acceptance evidence, measured costs, the plan."""
