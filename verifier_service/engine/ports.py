@@ -137,9 +137,17 @@ class Planner(Protocol):
         """Plans per view, and the deadline in seconds that this step may wait."""
 
     def admit(
-        self, views: Sequence[SequenceView], trees: Sequence[CandidateTree], room: int
+        self,
+        views: Sequence[SequenceView],
+        trees: Sequence[CandidateTree],
+        room: int,
+        sources: Sequence[tuple[tuple[str, ...], ...]] = (),
     ) -> list[CandidateTree]:
-        """Cut merged trees to what pays, at most `room` draft nodes in all."""
+        """Cut merged trees to what pays, at most `room` draft nodes in all.
+
+        sources: per tree and draft node, the names that proposed it (as in RoundOutcome); empty
+        when unknown, which makes the survival of nodes a coarser guess.
+        """
 
     def observe_round(self, outcome: RoundOutcome) -> None:
         """Learn from one request's round."""
