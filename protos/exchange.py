@@ -113,6 +113,17 @@ class ContextRows:
     rows: FeatureRows
 
 
+@dataclass(frozen=True, slots=True)
+class ContextAck:
+    """Rows [0, held_rows) of a session are held without a gap; `lost`: the session is not."""
+
+    session_id: int
+    incarnation: int
+    held_rows: int
+    lost: bool = False
+    detail: str = ""
+
+
 CONTEXT_PIECE_BYTES = 256 * 1024
 INLINE_ROWS_BYTES = 32 * 1024
 """Rows up to this size per work ride inside the Draft stream; more go over Context."""

@@ -87,3 +87,16 @@ class TokenRun:
     stop_token_id: int | None = None
     counts: RunCounts | None = None
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDescription:
+    """What a verifier serves. Equal system fingerprints produce equal bits."""
+
+    name: str
+    target_digest: str
+    system_fingerprint: str
+    invariant: bool
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...] = ()
