@@ -17,12 +17,10 @@ GENERATED = ("protos/*_pb2.py", "protos/*_pb2.pyi", "protos/*_pb2_grpc.py")
 
 _GRPC_EDGE = (
     *GENERATED,
-    "protos/codec*.py",
-    "protos/generation_codec.py",
-    "protos/channel.py",
+    "protos/*codec*.py",
+    "protos/channel*.py",
     "verifier_service/server.py",
-    "verifier_service/engine/remote_source.py",
-    "verifier_service/engine/drafting.py",
+    "verifier_service/engine/remote_*.py",
     "drafter_service/server.py",
     "cluster/fleet/directory.py",
 )
