@@ -1,0 +1,105 @@
+"""The target's own choice at a row: argmax over surviving ids of score + Gumbel noise (design 4).
+
+Knows rows, not trees: whoever asks says which rows, under which sampling values, for which
+position. Invariant: a choice is a function of (the row's logits, params, position) alone;
+neighbours, drafts and batch shape never enter. `reference` states the same in plain loops.
+
+Greedy rows share one argmax. Sampled rows go one by one: 49k float64 values stay in cache, and
+the walk asks for few (one a request and depth).
+
+Shapes: N rows asked for, V vocabulary, C ids with noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
+from protos.params import SamplingParams
+from verifier_service.sampling.processors import (
+    is_in_nucleus,
+    scaled_scores,
+    score_floor,
+    survivors,
+)
+
+NUCLEUS_TRIES: Final = 12
+"""Winners outside the nucleus before it is ranked; with top_p 0.9 a second one is rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    """A row of the step's logits, and what decides the token drawn from it.
+
+    position: absolute index of the token being chosen, prompt included.
+    """
+
+    row: int
+    params: SamplingParams
+    position: int
+
+
+def choose(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
+    """The chosen id per asked row of logits [*, V]; None where the best score is not finite."""
+    chosen: list[int | None] = [None] * len(rows)
+    greedy = [index for index, row in enumerate(rows) if row.params.greedy]
+    if greedy:
+        # In float32: argmax over bf16 takes thirty times as long on a CPU.
+        picked_NV = _pick(logits, [rows[index].row for index in greedy]).to(torch.float32)
+        # torch.argmax documents that the first of equal maxima is returned: the lowest id.
+        ids_N = picked_NV.argmax(-1)
+        finite_N = torch.isfinite(picked_NV.gather(1, ids_N.unsqueeze(1)).squeeze(1))
+        for index, token, ok in zip(greedy, ids_N.tolist(), finite_N.tolist(), strict=True):
+            chosen[index] = token if ok else None
+    for index, row in enumerate(rows):
+        if not row.params.greedy:
+            chosen[index] = _sample(logits[row.row], row)
+    return chosen
+
+
+def _sample(logits_V: torch.Tensor, row: ChoiceRow) -> int | None:
+    params = row.params
+    scores_V = scaled_scores(logits_V, params)
+    if not torch.isfinite(scores_V.max()):
+        return None
+    floor = score_floor(scores_V, params)
+    if floor is None:
+        ids = torch.arange(scores_V.shape[0], device=scores_V.device)
+        total_V = scores_V.to(torch.float64) + _noise(row, ids)
+        if params.top_p >= 1.0:
+            return int(total_V.argmax())
+        token = _best_in_nucleus(scores_V, total_V, params.top_p)
+        if token is not None:
+            return token
+    ids = survivors(scores_V, params, floor)
+    total_C = scores_V[ids].to(torch.float64) + _noise(row, ids)
+    return int(ids[total_C == total_C.max()].min())
+
+
+def _best_in_nucleus(scores_V: torch.Tensor, total_V: torch.Tensor, top_p: float) -> int | None:
+    """The best total among ids of the nucleus, by asking the best ids in turn; edits total_V.
+
+    The argmax over a subset is the first of the full ranking that lies in it. None after
+    NUCLEUS_TRIES misses.
+    """
+    probs_V = torch.softmax(scores_V, dim=-1)
+    for _ in range(NUCLEUS_TRIES):
+        token = int(total_V.argmax())
+        if is_in_nucleus(probs_V, token, top_p):
+            return token
+        total_V[token] = float("-inf")
+    return None
+
+
+def _noise(row: ChoiceRow, ids_C: torch.Tensor) -> torch.Tensor:
+    key = noise_key(row.params.seed, Purpose.CHOICE, row.position)
+    signed = key - (1 << 64) if key >= 1 << 63 else key
+    return gumbel_from_bits(noise_bits_tensor(torch.tensor(signed, device=ids_C.device), ids_C))
+
+
+def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    if rows == list(range(logits.shape[0])):
+        return logits
+    return logits[torch.tensor(rows, device=logits.device)]

@@ -1,0 +1,55 @@
+"""Design 4's rule of choice in plain loops: the definition that `choice` must equal.
+
+Slow on purpose. Tests and rare checks use it; serving never does.
+"""
+
+import math
+
+import torch
+
+from protos.noise import Purpose, noise_bits
+from protos.params import SamplingParams
+
+
+def survivors_reference(logits_V: torch.Tensor, params: SamplingParams) -> list[int]:
+    """Ids that may be chosen in one row, best first; sampling values must not be greedy."""
+    scores_V = logits_V.to(torch.float32) / torch.tensor(params.temperature, dtype=torch.float32)
+    scores = scores_V.tolist()
+    probs = torch.softmax(scores_V, dim=-1).tolist()
+    ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    kept = ranked
+    if params.min_p > 0.0:
+        log_min_p = torch.tensor(math.log(params.min_p), dtype=torch.float32)
+        floor = float(scores_V[ranked[0]] + log_min_p)
+        kept = [i for i in kept if scores[i] >= floor]
+    if 0 < params.top_k < len(kept):
+        kept = kept[: params.top_k]
+    if params.top_p < 1.0:
+        mass = 1.0 if len(kept) == len(scores) else sum(probs[i] for i in kept)
+        before, nucleus = 0.0, []
+        for i in kept:
+            if before >= params.top_p * mass:
+                break
+            nucleus.append(i)
+            before += probs[i]
+        kept = nucleus or kept[:1]
+    return kept
+
+
+def gumbel_reference(params: SamplingParams, position: int, token_id: int) -> float:
+    """The noise one id gets at one position."""
+    bits = noise_bits(params.seed, Purpose.CHOICE, position, token_id)
+    return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
+
+
+def choose_reference(logits_V: torch.Tensor, params: SamplingParams, position: int) -> int | None:
+    """The choice at one row; None when its best score is not finite."""
+    values = logits_V.to(torch.float32).tolist()
+    if any(math.isnan(v) for v in values) or not math.isfinite(max(values)):
+        return None
+    if params.greedy:
+        return min(range(len(values)), key=lambda i: (-values[i], i))
+    scores = logits_V.to(torch.float32) / torch.tensor(params.temperature, dtype=torch.float32)
+    kept = survivors_reference(logits_V, params)
+    total = {i: float(scores[i]) + gumbel_reference(params, position, i) for i in kept}
+    return min(kept, key=lambda i: (-total[i], i))

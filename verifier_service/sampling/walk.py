@@ -1,0 +1,76 @@
+"""Sample, then walk (law 2): follow a tree while the target's own choices agree with it.
+
+The first choice without a child is the bonus. Knows trees and rows of logits, nothing of engines.
+All trees of a step walk in lock-step, one depth at a time, so a choice is drawn only at nodes that
+the walk reaches: a tree of 32 nodes costs as many draws as tokens it commits. What is drawn at a
+node does not depend on what else is drawn, so this equals drawing everywhere first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protos.params import SamplingParams
+from protos.tree import CandidateTree
+from verifier_service.sampling.choice import ChoiceRow
+
+Chooser = Callable[[Sequence[ChoiceRow]], list[int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkStart:
+    """A tree to walk: its anchor's row of logits (draft node n stands at first_row + n).
+
+    base_len: committed tokens, anchor included; the anchor's choice is for this position.
+    """
+
+    tree: CandidateTree
+    first_row: int
+    params: SamplingParams
+    base_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class WalkEnd:
+    """nodes: accepted draft nodes, from the anchor down. choices: their tokens, then the bonus.
+
+    is_broken: a row on the way had no finite score; `choices` then lacks the bonus.
+    """
+
+    nodes: tuple[int, ...]
+    choices: tuple[int, ...]
+    is_broken: bool = False
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that the walk agreed with."""
+        return len(self.nodes)
+
+
+def walk(starts: Sequence[WalkStart], chooser: Chooser) -> list[WalkEnd]:
+    """Walk all trees; each ends with its bonus."""
+    children = [start.tree.children() for start in starts]
+    nodes: list[list[int]] = [[] for _ in starts]
+    choices: list[list[int]] = [[] for _ in starts]
+    broken: set[int] = set()
+    here = dict.fromkeys(range(len(starts)), 0)
+    while here:
+        asked = [
+            ChoiceRow(
+                row=starts[index].first_row + node,
+                params=starts[index].params,
+                position=starts[index].base_len + len(nodes[index]),
+            )
+            for index, node in here.items()
+        ]
+        going: dict[int, int] = {}
+        for (index, node), token in zip(here.items(), chooser(asked), strict=True):
+            if token is None:
+                broken.add(index)
+                continue
+            choices[index].append(token)
+            child = children[index][node].get(token)
+            if child is not None:
+                nodes[index].append(child)
+                going[index] = child
+        here = going
+    return [WalkEnd(tuple(nodes[i]), tuple(choices[i]), i in broken) for i in range(len(starts))]
