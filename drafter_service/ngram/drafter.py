@@ -1,0 +1,57 @@
+"""`ngram` as an algorithm: one growing index per session, no model and no rows."""
+
+from collections.abc import Sequence
+
+from drafter_service.ngram.index import NgramIndex, draft_chain, draft_tree
+from drafter_service.service import Job, Outcome
+from drafter_service.session import Session
+from drafter_service.tree_builder import ranked_along_best
+from protos.exchange import Plan, PlanKind, SessionOpen
+from protos.tree import CandidateTree
+
+
+class NgramSession(Session):
+    """A session with the index of its tokens."""
+
+    def __init__(self, session_id: int, opened: SessionOpen) -> None:
+        super().__init__(session_id, opened)
+        self.index = NgramIndex()
+
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        """Append committed tokens and index them."""
+        super().extend(tokens)
+        self.index.extend(self.tokens)
+
+    def truncate(self, base_len: int) -> None:
+        """Cut back; rare, so the index is simply made again."""
+        super().truncate(base_len)
+        self.index.clear()
+        self.index.extend(self.tokens)
+
+    def draft(self, plan: Plan) -> CandidateTree:
+        """The planned chain or tree; empty when the last token never stood here before."""
+        if plan.kind is PlanKind.TREE:
+            return draft_tree(self.index, self.tokens, plan.depth, plan.width, plan.nodes)
+        return draft_chain(self.index, self.tokens, plan.depth)
+
+
+class Ngram:
+    """Chains and trees by prompt look-up."""
+
+    def create(self, session_id: int, opened: SessionOpen) -> NgramSession:
+        """An empty session."""
+        return NgramSession(session_id, opened)
+
+    def release(self, session: NgramSession) -> None:
+        """Nothing is held outside the session."""
+
+    def run(self, jobs: Sequence[Job[NgramSession]], busy: set[int]) -> list[Outcome]:
+        """One look-up per job that asks for a draft."""
+        outcomes: list[Outcome] = []
+        for job in jobs:
+            if job.plan.kind is PlanKind.NONE:
+                outcomes.append(Outcome())
+                continue
+            tree = job.session.draft(job.plan)
+            outcomes.append(Outcome(tree=tree, ranked_ids=ranked_along_best(tree)))
+        return outcomes
