@@ -218,8 +218,6 @@ def _decode_work(entry: pb.DraftWork, limits: Limits) -> DraftWork:
     elif entry.base_len < 1:
         raise ProtocolError("base_len is at least 1: the anchor")
     opened = _decode_open(entry.open, limits) if entry.HasField("open") else None
-    if opened is not None and entry.token_start != 0:
-        raise ProtocolError("opening sends the tokens from 0 on")
     rows = decode_rows(entry.rows, limits) if entry.HasField("rows") else None
     if rows is not None:
         _check_inline_rows(rows, entry.base_len, opened)

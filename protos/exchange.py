@@ -176,3 +176,12 @@ class DrafterLoad:
     busy_s: float = 0.0
     up_s: float = 0.0
     num_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReplica:
+    """A running replica as a directory offers it. incarnation 0: not known."""
+
+    address: str
+    incarnation: int = 0
+    load: DrafterLoad = field(default_factory=DrafterLoad)
