@@ -1,0 +1,1 @@
+"""The Ray Serve application around verifier and drafters: HTTP, placement, client and CLI."""

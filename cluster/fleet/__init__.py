@@ -1,0 +1,1 @@
+"""The Serve application: deployments, directory of drafters, router, autoscaling."""

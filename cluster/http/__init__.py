@@ -1,0 +1,1 @@
+"""What users speak to: OpenAI-compatible HTTP, text in and text out."""

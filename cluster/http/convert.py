@@ -1,0 +1,105 @@
+"""Checked requests become `protos` values: sampling, speculation, ids within the vocabulary.
+
+Pure. Knows no tokenizer and no verifier; their facts come as arguments.
+"""
+
+from collections.abc import Mapping
+
+from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationRequest
+from protos.errors import InvalidRequest
+from protos.exchange import Plan, PlanKind
+from protos.generation import Speculation, SpeculationMode
+from protos.params import SamplingParams
+
+
+def check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequest naming the first id outside [0, vocab_size)."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param}: token id {str(token_id)[:24]} is outside the vocabulary of {vocab_size}",
+                param,
+            )
+
+
+def speculation_shape(asked: SpeculationRequest | None) -> Plan | None:
+    """The plan an override asks for, None when it leaves the shape open.
+
+    Raises: InvalidRequest where the fields contradict each other.
+    """
+    if asked is None:
+        return None
+    shaped = [asked.width, asked.depth, asked.nodes]
+    if asked.block is not None:
+        if any(value is not None for value in (asked.width, asked.depth)):
+            raise InvalidRequest("speculation: block excludes width and depth", "speculation")
+        return _named(asked, Plan(PlanKind.BLOCK, asked.block, 1, asked.nodes or 0))
+    if all(value is None for value in shaped):
+        return None
+    width = asked.width or 1
+    if width == 1 and asked.nodes is None:
+        return _named(asked, Plan(PlanKind.CHAIN, asked.depth or 4))
+    depth = asked.depth or 4
+    return _named(asked, Plan(PlanKind.TREE, depth, width, asked.nodes or width * depth))
+
+
+def _named(asked: SpeculationRequest, plan: Plan) -> Plan:
+    if asked.mode in ("auto", "off"):
+        raise InvalidRequest(
+            f"speculation: a shape needs a drafter's name as mode, not {asked.mode!r}",
+            "speculation",
+        )
+    return plan
+
+
+def speculation_of(asked: SpeculationRequest | None, drafters: tuple[str, ...]) -> Speculation:
+    """The override as a value; `mode` may join several drafters with a plus sign.
+
+    Raises: InvalidRequest naming a drafter that is not served.
+    """
+    plan = speculation_shape(asked)
+    if asked is None or asked.mode == "auto":
+        return Speculation()
+    if asked.mode == "off":
+        return Speculation(SpeculationMode.OFF)
+    names = tuple(dict.fromkeys(asked.mode.split("+")))
+    for name in names:
+        if name not in drafters:
+            known = ", ".join(("auto", "off", *drafters))
+            raise InvalidRequest(
+                f"speculation.mode: no drafter {name[:64]!r}; served: {known}", "speculation"
+            )
+    return Speculation(SpeculationMode.FIXED, names, plan)
+
+
+def sampling_of(
+    request: CompletionRequest | ChatRequest,
+    defaults: Mapping[str, float],
+    *,
+    room: int,
+    default_max_tokens: int,
+    seed: int,
+) -> SamplingParams:
+    """Sampling values: the request's, else the model's generation_config, else OpenAI's.
+
+    room: positions left after the prompt, a cap on the output. seed: used when none was asked.
+    Raises: InvalidRequest naming the field that is out of range.
+    """
+
+    def pick(name: str, openai_default: float) -> float:
+        asked = getattr(request, name)
+        return float(asked if asked is not None else defaults.get(name, openai_default))
+
+    asked_max = request.asked_max_tokens
+    top_k = request.top_k if request.top_k is not None else int(defaults.get("top_k", 0))
+    max_tokens = default_max_tokens if asked_max is None else asked_max
+    return SamplingParams(
+        temperature=pick("temperature", 1.0),
+        top_p=pick("top_p", 1.0),
+        top_k=0 if top_k == -1 else top_k,
+        min_p=pick("min_p", 0.0),
+        seed=request.seed if request.seed is not None else seed,
+        max_tokens=max_tokens if max_tokens < 1 else min(max_tokens, max(room, 1)),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+    )

@@ -1,0 +1,284 @@
+"""OpenAI request bodies: what is accepted, what is refused by name.
+
+Pure: bytes in, checked requests out. Does not know the tokenizer, the verifier
+or HTTP. Invariant: nothing a user asked for is dropped in silence. A field is used, or it is
+unknown to every such API and tolerated, or it is known and refused unless its value changes
+nothing (`REFUSED`).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from cluster.http.limits import Limits
+from protos.errors import InvalidRequest
+from protos.params import MAX_STOP_TOKEN_IDS
+
+MAX_STOPS: Final = 16
+MAX_STOP_LEN: Final = 256
+MAX_MESSAGES: Final = 2048
+_MAX_MESSAGE: Final = 300
+
+REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (0,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "reasoning_effort": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "priority": (0,),
+    "acceptance": ("exact",),
+}
+"""Known fields that are not supported, with the values beside null that change nothing."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
+Shape = Annotated[int, Field(ge=1, le=256)]
+
+
+class SpeculationRequest(BaseModel):
+    """Per-request override of drafting: it changes the speed, never the text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Annotated[str, Field(min_length=1, max_length=128)] = "auto"
+    width: Shape | None = None
+    depth: Shape | None = None
+    nodes: Shape | None = None
+    block: Shape | None = None
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's stream_options."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class TextPart(BaseModel):
+    """One text part of a chat message's content."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Message(BaseModel):
+    """One chat message; text only."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts), Field(max_length=1024)]
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return "".join(part.text for part in self.content)
+
+
+class _Generation(BaseModel):
+    """Fields that both endpoints share."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: (
+        Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] | None
+    ) = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    speculation: SpeculationRequest | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """True when a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The user's cap on output, None when there is none."""
+        return self.max_tokens
+
+
+class CompletionRequest(_Generation):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+
+    def prompts(self, limits: Limits) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, each text or token ids.
+
+        Raises: InvalidRequest naming `prompt`.
+        """
+        return prompts_of(self.prompt, limits)
+
+
+class ChatRequest(_Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """max_completion_tokens, or the older name."""
+        newer = self.max_completion_tokens
+        return newer if newer is not None else self.max_tokens
+
+    def conversation(self) -> list[dict[str, str]]:
+        """Messages as a chat template wants them."""
+        roles = {"developer": "system"}
+        return [{"role": roles.get(m.role, m.role), "content": m.text} for m in self.messages]
+
+
+RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
+
+
+def parse(kind: type[RequestT], body: bytes) -> RequestT:
+    """A request out of a JSON body.
+
+    Raises: InvalidRequest with a bounded message, naming the field where there is one.
+    """
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_error(error) from None
+    _refuse_unsupported(request.model_extra or {}, "")
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            _refuse_message_extras(message.model_extra or {}, f"messages[{index}].")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    return request
+
+
+def _first_error(error: ValidationError) -> InvalidRequest:
+    """The first fault as an InvalidRequest; inputs are not echoed."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {first['msg']}"[:_MAX_MESSAGE])
+    path = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():
+            path += f".{part}" if path else part
+    return InvalidRequest(f"{path or 'body'}: {first['msg']}"[:_MAX_MESSAGE], path or None)
+
+
+def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
+    if value is None:
+        return True
+    return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
+
+
+def _refuse_unsupported(extras: Mapping[str, object], prefix: str) -> None:
+    for name, value in extras.items():
+        neutral = REFUSED.get(name)
+        if neutral is not None and not _is_neutral(value, neutral):
+            raise InvalidRequest(f"{prefix}{name} is not supported by this server", prefix + name)
+
+
+def _refuse_message_extras(extras: Mapping[str, object], prefix: str) -> None:
+    for name in ("tool_calls", "tool_call_id", "function_call", "audio"):
+        if extras.get(name):
+            raise InvalidRequest(f"{prefix}{name} is not supported by this server", prefix + name)
+
+
+def prompts_of(value: object, limits: Limits) -> tuple[str | tuple[int, ...], ...]:
+    """OpenAI's four prompt forms: text, texts, ids, lists of ids.
+
+    Raises: InvalidRequest for any other form, an empty prompt, or too many prompts.
+    """
+    if isinstance(value, str):
+        return (_text_prompt(value),)
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest("prompt must be text, token ids, or a list of either", "prompt")
+    if isinstance(value[0], int) and not isinstance(value[0], bool):
+        return (_ids_prompt(value),)
+    if len(value) > limits.max_prompts:
+        raise InvalidRequest(
+            f"prompt holds {len(value)} prompts, at most {limits.max_prompts} are served at once",
+            "prompt",
+        )
+    prompts: list[str | tuple[int, ...]] = []
+    for item in value:
+        if isinstance(item, list) == isinstance(value[0], list):
+            prompts.append(_ids_prompt(item) if isinstance(item, list) else _text_prompt(item))
+        else:
+            raise InvalidRequest("prompt mixes text and token ids", "prompt")
+    return tuple(prompts)
+
+
+def _text_prompt(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest("prompt items must be all texts or all token ids", "prompt")
+    if not value:
+        raise InvalidRequest("prompt must not be empty", "prompt")
+    return value
+
+
+def _ids_prompt(value: list[object]) -> tuple[int, ...]:
+    if not value:
+        raise InvalidRequest("prompt must not be empty", "prompt")
+    for item in value:
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise InvalidRequest("prompt token ids must all be integers", "prompt")
+    return tuple(value)  # type: ignore[arg-type]  # checked item by item above

@@ -1,0 +1,1 @@
+"""What people run: client, command line, cluster benchmarks, manifests."""
