@@ -170,6 +170,11 @@ def test_each_style_rule_can_fail(path, text, what):
     assert what in faults[0]
 
 
+def test_a_handler_that_cleans_up_and_raises_again_passes():
+    text = '"""D."""\ntry:\n    f()\nexcept BaseException:\n    g()\n    raise\n'
+    assert style_faults(Source("protos/a.py", text)) == []
+
+
 def test_prints_and_broad_excepts_pass_in_their_one_place():
     loud = '"""D."""\nprint(1)\n'
     broad = '"""D."""\ntry:\n    f()\nexcept Exception:\n    pass\n'
