@@ -1,0 +1,75 @@
+"""A backend that plays scripted runs, and a front over it without Ray or a model."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from cluster.http.ingress import Front, FrontSettings, Served
+from cluster.http.text import load_text
+from protos.generation import FinishReason, GenerationRequest, RunCounts, TokenRun
+from tests.tiny import byte_tokenizer
+
+VOCAB = 384
+Script = Callable[[GenerationRequest], Sequence[TokenRun | Exception]]
+
+
+def runs_of(
+    request: GenerationRequest, ids: Sequence[int], run_len: int = 1, drafted: int = 0
+) -> list[TokenRun]:
+    """These ids in runs of `run_len`, ended by length, with counts as an engine gives them."""
+    runs: list[TokenRun] = []
+    for at in range(0, len(ids), run_len):
+        part = tuple(ids[at : at + run_len])
+        counts = RunCounts(
+            num_prompt=len(request.prompt_ids),
+            num_output=at + len(part),
+            num_rounds=len(runs) + 1,
+            num_draft_rounds=len(runs) + 1,
+            num_drafted=(len(runs) + 1) * drafted,
+        )
+        finish = FinishReason.LENGTH if at + run_len >= len(ids) else None
+        runs.append(TokenRun(request.request_id, part, len(part) - 1, finish, None, counts))
+    return runs
+
+
+class FakeBackend:
+    """Plays `script(request)`; remembers requests and which of them were closed."""
+
+    def __init__(self, script: Script, drafters: tuple[str, ...] = ("ngram", "eagle3")) -> None:
+        self.script = script
+        self.requests: list[GenerationRequest] = []
+        self.num_open = 0
+        self.num_played = 0
+        self._drafters = drafters
+
+    def served(self) -> Served:
+        """A small model."""
+        return Served(64, VOCAB, "fake-fingerprint", self._drafters)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
+        """The scripted runs; an exception among them is raised."""
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            for run in self.script(request):
+                if isinstance(run, Exception):
+                    raise run
+                self.num_played += 1
+                yield run
+        finally:
+            self.num_open -= 1
+
+    async def statistics(self) -> Mapping[str, object]:
+        """Something nested."""
+        return {"verifier": {"steps_total": 3, "name": "left out"}}
+
+
+def client_of(
+    backend: FakeBackend, directory: Path, settings: FrontSettings | None = None
+) -> httpx.AsyncClient:
+    """An HTTP client wired straight into the application."""
+    byte_tokenizer(VOCAB).save_pretrained(directory)
+    front = Front(backend, load_text(directory), settings or FrontSettings(("tiny",)))
+    transport = httpx.ASGITransport(app=front.app(), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
