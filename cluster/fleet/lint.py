@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pydantic
-import ray.util.accelerators as known_accelerators
+import ray.util.accelerators.accelerators as known_accelerators
 import yaml
 from pydantic import BaseModel
 from ray.serve.config import AutoscalingConfig
@@ -66,8 +66,12 @@ def serve_faults(config: Mapping[str, object]) -> list[str]:
     except (ImportError, ValueError) as error:
         faults.append(str(error))
     listed = config.get("applications")
-    for app in listed if isinstance(listed, list) else ():
-        for deployment in app.get("deployments") or () if isinstance(app, dict) else ():
+    apps = [app for app in listed if isinstance(app, dict)] if isinstance(listed, list) else []
+    for app in apps:
+        prefix = app.get("route_prefix", "/")
+        if prefix is not None and not str(prefix).startswith("/"):
+            faults.append(f"applications: route_prefix {prefix!r} must begin with /")
+        for deployment in app.get("deployments") or ():
             if isinstance(deployment, dict):
                 faults += _scaling_faults(deployment)
     if not listed:
@@ -146,8 +150,8 @@ def placement_faults(demands: Sequence[Demand], groups: Sequence[NodeGroup]) -> 
 
 def accelerator_types() -> set[str]:
     """Ray's own list of accelerator names."""
-    values = (getattr(known_accelerators, name) for name in known_accelerators.__all__)
-    return {value for value in values if isinstance(value, str)}
+    constants = vars(known_accelerators)
+    return {v for name, v in constants.items() if name.isupper() and isinstance(v, str)}
 
 
 def needs_of(demand: Demand) -> dict[str, float]:
