@@ -1,0 +1,118 @@
+"""The books of every step: what it cost, what a plain one would have cost, what was gained.
+
+Knows no drafters. A step is settled when the next one is planned, because rounds and the step's
+time are reported in any order. Verify time enters through the cost model (corrected by every
+measurement), so that a hiccup of the machine is charged to nobody; waits enter as measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos.generation import SpeculationMode
+from verifier_service.engine.ports import RoundOutcome, SequenceView
+from verifier_service.planning.bank import CreditBank
+from verifier_service.planning.costs import VerifyCosts
+
+
+@dataclass(slots=True)
+class PlannerCounts:
+    """Counts and sums since the start. draft rounds: rounds with at least one draft node."""
+
+    num_steps: int = 0
+    num_plain_steps: int = 0
+    num_probes: int = 0
+    num_rounds: int = 0
+    num_draft_rounds: int = 0
+    num_committed: int = 0
+    num_draft_committed: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    verify_s: float = 0.0
+    wait_s: float = 0.0
+    predicted_s: float = 0.0
+    plain_equivalent_s: float = 0.0
+    chosen: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    plain_s: float
+    elapsed_s: float
+
+
+class Ledger:
+    """Books steps into the cost model, the bank and the counts."""
+
+    def __init__(self, verify: VerifyCosts, bank: CreditBank) -> None:
+        self.counts = PlannerCounts()
+        self._verify = verify
+        self._bank = bank
+        self._speculating: set[int] = set()
+        self._committed: dict[int, int] = {}
+        self._drafted = 0
+        self._step: _Step | None = None
+        self._last_base_rows = 1
+
+    def open_step(self, views: Sequence[SequenceView]) -> None:
+        """Settle the step before and begin the next."""
+        if self._step is not None and self._committed:
+            self._bank.settle(self._committed, self._step.plain_s, self._step.elapsed_s)
+        self._committed = {}
+        self._step = None
+        self._drafted = 0
+        self._speculating = {
+            v.key for v in views if v.decoding and v.speculation.mode is SpeculationMode.AUTO
+        }
+
+    def base_rows(self, views: Sequence[SequenceView]) -> int:
+        """Rows of the coming step without drafts; with prompts about, those of the last one."""
+        if all(view.decoding for view in views):
+            return max(len(views), 1)
+        return max(len(views), self._last_base_rows)
+
+    def note_label(self, label: tuple[str, ...]) -> None:
+        """Which option was chosen."""
+        name = "/".join(label)
+        self.counts.chosen[name] = self.counts.chosen.get(name, 0) + 1
+
+    def note_admitted(self, num_nodes: int) -> None:
+        """Draft nodes that the coming step verifies."""
+        self._drafted = num_nodes
+
+    def note_round(self, outcome: RoundOutcome) -> None:
+        """One request's tokens."""
+        counts = self.counts
+        drafted = outcome.tree.num_nodes
+        counts.num_rounds += 1
+        counts.num_committed += outcome.num_committed
+        counts.num_drafted += drafted
+        counts.num_accepted += outcome.num_accepted
+        if drafted:
+            counts.num_draft_rounds += 1
+            counts.num_draft_committed += outcome.num_committed
+        if outcome.key in self._speculating:
+            self._committed[outcome.key] = outcome.num_committed
+
+    def note_step(
+        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+    ) -> None:
+        """One step's measured times."""
+        drafted = min(self._drafted, num_rows - 1)
+        base = num_rows - drafted
+        self._last_base_rows = base
+        predicted_s = self._verify.seconds(num_rows, num_branching, context, drafted)
+        self._verify.observe(num_rows, num_branching, context, drafted, verify_s)
+        plain_s = self._verify.seconds(base, 0, context, 0)
+        modelled_s = self._verify.seconds(num_rows, num_branching, context, drafted)
+        self._step = _Step(plain_s, max(modelled_s, plain_s) + wait_s)
+        counts = self.counts
+        counts.num_steps += 1
+        counts.num_plain_steps += not drafted
+        counts.verify_s += verify_s
+        counts.wait_s += wait_s
+        counts.predicted_s += predicted_s
+        counts.plain_equivalent_s += plain_s
+
+    def forget(self, key: int) -> None:
+        """The request left: settle nothing more for it."""
+        self._bank.forget(key)

@@ -1,0 +1,328 @@
+"""The planner: what to draft and what to verify, every step, from evidence and measured costs.
+
+An adviser: whatever it decides changes the speed and never the text. It keeps no tokens. One
+step goes through it in this order; each call may be missing (no drafts, no step) without harm.
+
+    plan    settle the last step's account, choose sources and shapes, add probes, set the wait
+    admit   cut what came to the nodes that pay
+    observe_round / observe_step    learn ranks, scores, delays, costs
+
+Bound: over any run, steps take at most (1 + extra_share) of the plain steps for the same tokens,
+plus a grant of a few steps, up to the error of the cost model (reference/disagg.md 2.4). A
+source is never switched off for good: it is probed, seldom and cheaply.
+"""
+
+from collections.abc import Sequence
+
+from protos.exchange import PlanKind
+from protos.generation import SpeculationMode
+from protos.tree import CandidateTree
+from verifier_service.engine.ports import RoundOutcome, SequenceView, SourceInfo, SourcePlan
+from verifier_service.planning.acceptance import RankEvidence
+from verifier_service.planning.admission import StepCosts, admit_nodes, best_nodes
+from verifier_service.planning.asking import (
+    allowed,
+    chain_plan,
+    fixed_node_budget,
+    fixed_plans,
+    tree_plan,
+)
+from verifier_service.planning.bank import CreditBank
+from verifier_service.planning.calibration import Calibration, Names
+from verifier_service.planning.choice import Choice, choose
+from verifier_service.planning.costs import VerifyCosts
+from verifier_service.planning.learning import Learning
+from verifier_service.planning.ledger import Ledger, PlannerCounts
+from verifier_service.planning.options import Delays, Market, Offer, offers, split
+from verifier_service.planning.probing import Probing
+from verifier_service.planning.prospects import Prospects, depth_limit, is_chain_only
+from verifier_service.planning.settings import PlannerSettings
+from verifier_service.planning.sources import reply_deadline_s
+
+Plans = list[tuple[SourcePlan, ...]]
+_LOCAL_DEADLINE_S = 0.005
+
+
+class AdaptivePlanner:
+    """Implements `verifier_service.engine.ports.Planner`. Used by the engine's thread only."""
+
+    def __init__(self, verify: VerifyCosts, settings: PlannerSettings | None = None) -> None:
+        self._settings = settings or PlannerSettings()
+        self._verify = verify
+        self._delays = Delays()
+        self._evidence = RankEvidence()
+        self._calibration = Calibration()
+        self._prospects = Prospects(self._evidence, self._settings.max_nodes)
+        self._probing = Probing()
+        self._bank = CreditBank(
+            self._settings.extra_share, self._settings.grant_steps, self._settings.loan_steps
+        )
+        self._ledger = Ledger(verify, self._bank)
+        self._learning = Learning(
+            self._evidence, self._calibration, self._prospects, self._delays, self._probing
+        )
+        self._step = 0
+        self._label: tuple[str, ...] = ()
+        self._poor: set[int] = set()
+
+    def plan(
+        self, views: Sequence[SequenceView], sources: Sequence[SourceInfo]
+    ) -> tuple[Plans, float]:
+        """Plans per view, and how long the step may wait for them (seconds)."""
+        self._step += 1
+        self._ledger.open_step(views)
+        self._learning.open_step()
+        plans: dict[int, tuple[SourcePlan, ...]] = {}
+        deadline_s, sunk_s = 0.0, 0.0
+        for view in views:
+            if view.speculation.mode is SpeculationMode.FIXED and view.decoding:
+                plans[view.key] = fixed_plans(view.speculation, sources, view.remaining)
+                deadline_s = max(deadline_s, self._fixed_deadline_s(plans[view.key], sources))
+        if plans:
+            named = {p.source for asked in plans.values() for p in asked}
+            sunk_s = self._delays.wait_s([i for i in sources if i.name in named], 6)
+        free_views = [v for v in views if _may_speculate(v)]
+        if free_views and sources and not self._is_plain_step():
+            wait_s = self._plan_free(views, free_views, sources, sunk_s, plans)
+            deadline_s = max(deadline_s, wait_s)
+        asked = [plans.get(view.key, ()) for view in views]
+        self._learning.note_asked({v.key: p for v, p in zip(views, asked, strict=True)}, sources)
+        return asked, deadline_s
+
+    def admit(
+        self,
+        views: Sequence[SequenceView],
+        trees: Sequence[CandidateTree],
+        room: int,
+        sources: Sequence[tuple[Names, ...]] = (),
+    ) -> list[CandidateTree]:
+        """Cut merged trees to what pays, at most `room` draft nodes in all."""
+        cut = [CandidateTree()] * len(trees)
+        free: list[int] = []
+        survivals: list[list[float]] = []
+        fixed_rows = 0
+        for index, (view, tree) in enumerate(zip(views, trees, strict=True)):
+            mode = view.speculation.mode
+            if not tree.num_nodes or mode is SpeculationMode.OFF or view.remaining < 2:
+                continue
+            names = sources[index] if sources else ()
+            survival = self._calibration.survivals(view.key, tree, names)
+            if mode is SpeculationMode.FIXED:
+                budget = fixed_node_budget(view.speculation)
+                most = room - fixed_rows if budget is None else min(budget, room - fixed_rows)
+                cut[index] = tree.keep(best_nodes(survival, most))
+                fixed_rows += cut[index].num_nodes
+            else:
+                free.append(index)
+                survivals.append(survival)
+        kept = self._admit_free(views, [trees[i] for i in free], survivals, free, room - fixed_rows)
+        for index, tree in zip(free, kept, strict=True):
+            cut[index] = tree
+        self._ledger.note_admitted(sum(tree.num_nodes for tree in cut))
+        return cut
+
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        """Learn from one request's round."""
+        self._ledger.note_round(outcome)
+        self._learning.observe(outcome)
+
+    def observe_step(
+        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+    ) -> None:
+        """Learn a step's cost. context: sum of positions read by all spans."""
+        self._ledger.note_step(num_rows, num_branching, context, verify_s, wait_s)
+        self._learning.observe_wait(wait_s)
+
+    def forget(self, key: int) -> None:
+        """The request left."""
+        for part in (self._evidence, self._calibration, self._prospects, self._learning):
+            part.forget(key)
+        self._ledger.forget(key)
+
+    @property
+    def counts(self) -> PlannerCounts:
+        """Counts and sums since the start, for metrics and the router."""
+        return self._ledger.counts
+
+    def _is_plain_step(self) -> bool:
+        every = self._settings.plain_every
+        return every > 0 and self._step % every == 0
+
+    def _fixed_deadline_s(
+        self, plans: Sequence[SourcePlan], sources: Sequence[SourceInfo]
+    ) -> float:
+        named = {plan.source for plan in plans}
+        waits = [3.0 * i.reply_p95_s for i in sources if i.name in named and not i.local]
+        return max([self._settings.fixed_deadline_s, *waits]) if plans else 0.0
+
+    def _plan_free(
+        self,
+        views: Sequence[SequenceView],
+        free_views: Sequence[SequenceView],
+        sources: Sequence[SourceInfo],
+        sunk_s: float,
+        plans: dict[int, tuple[SourcePlan, ...]],
+    ) -> float:
+        """Plan the requests whose speculation is ours to decide; returns the wait to allow."""
+        market = self._market(views, sources, sunk_s)
+        plain_s = market.plain_s
+        self._poor = {
+            v.key
+            for v in free_views
+            if self._bank.request_may_spend_s(v.key, plain_s)
+            <= self._settings.extra_share * plain_s
+        }
+        able = [v for v in free_views if v.key not in self._poor] or list(free_views)
+        made = offers(able, market, self._prospects, self._delays, self._verify, self._settings)
+        choices = choose([offer.option for offer in made])
+        choice = self._steady(made, choices)
+        offer = made[choice.index] if choice else None
+        for view in free_views:
+            plans[view.key] = self._free_plans(view, market.free)
+        if offer and choice and sum(choice.num_nodes):
+            for place, view in enumerate(able):
+                plans[view.key] += _waited_plans(view, offer, place, choice.num_nodes[place])
+        asked = {p.source for v in free_views for p in plans[v.key]}
+        wait_s = self._allowed_wait_s(market, offer, choice, asked)
+        wait_s = max(wait_s, self._probe(able, market, asked, plans))
+        if asked and not wait_s:
+            wait_s = _LOCAL_DEADLINE_S
+        return wait_s
+
+    def _market(
+        self, views: Sequence[SequenceView], sources: Sequence[SourceInfo], sunk_s: float
+    ) -> Market:
+        base_rows, context = self._ledger.base_rows(views), sum(v.base_len for v in views)
+        plain_s = self._verify.seconds(base_rows, 0, context, 0)
+        free, priced = split(sources, self._delays, plain_s)
+        spend_s = self._bank.may_spend_s(plain_s)
+        return Market(free, priced, base_rows, context, plain_s, spend_s, sunk_s)
+
+    def _steady(self, made: Sequence[Offer], choices: Sequence[Choice]) -> Choice | None:
+        """The best choice, or the last one while nothing promises clearly more."""
+        if not choices:
+            return None
+        best = max(choices, key=lambda c: c.rate)
+        current = next((c for c in choices if made[c.index].option.label == self._label), None)
+        if current is not None and best.rate < (1.0 + self._settings.hysteresis) * current.rate:
+            best = current
+        self._label = made[best.index].option.label
+        self._ledger.note_label(self._label if sum(best.num_nodes) else ("none",))
+        return best
+
+    def _free_plans(self, view: SequenceView, free: Sequence[SourceInfo]) -> tuple[SourcePlan, ...]:
+        """Look-ups cost nothing and are always asked; admission decides about their nodes."""
+        made = []
+        for info in allowed(view.speculation, free):
+            plan = chain_plan(info, depth_limit(info), view.remaining)
+            if not is_chain_only(info):
+                plan = tree_plan(info, depth_limit(info), self._settings.max_nodes, view.remaining)
+            if plan.kind is not PlanKind.NONE:
+                made.append(SourcePlan(info.name, plan))
+        return tuple(made)
+
+    def _allowed_wait_s(
+        self, market: Market, offer: Offer | None, choice: Choice | None, asked: set[str]
+    ) -> float:
+        """p95 of the replies, never above the gain they promise nor what the bank can pay."""
+        if offer is None or choice is None:
+            return 0.0
+        waited = [i for i in offer.waited if i.name in asked and not i.local]
+        if not waited:
+            return 0.0
+        verify_s = float(offer.option.cost_s[sum(choice.num_nodes)])
+        worth_s = choice.expected / len(choice.num_nodes) * market.plain_s - verify_s
+        payable_s = market.plain_s + offer.option.may_spend_s - verify_s
+        return max(min(max(map(reply_deadline_s, waited)), worth_s, payable_s), 0.0)
+
+    def _probe(
+        self,
+        views: Sequence[SequenceView],
+        market: Market,
+        asked: set[str],
+        plans: dict[int, tuple[SourcePlan, ...]],
+    ) -> float:
+        """Ask one source that is left out for a short chain, if the bank can pay the wait."""
+        wait_s = 0.0
+        for info in market.priced:
+            if info.name in asked:
+                self._note_probed(info.name, by_choice=True)
+                continue
+            able = [v for v in views if info in allowed(v.speculation, market.priced)]
+            depth = self._settings.probe_depth
+            cost_s = self._delays.wait_s([info], depth)
+            payable_s = market.may_spend_s - self._settings.extra_share * market.plain_s
+            if wait_s or not able or not self._probing.is_due(info.name, self._step):
+                continue
+            if cost_s > payable_s:
+                continue
+            view = max(able, key=lambda v: v.remaining)
+            plan = chain_plan(info, depth, view.remaining)
+            if plan.kind is PlanKind.NONE:
+                continue
+            plans[view.key] += (SourcePlan(info.name, plan),)
+            self._note_probed(info.name, by_choice=False)
+            self._ledger.counts.num_probes += 1
+            wait_s = min(reply_deadline_s(info), payable_s)
+        return wait_s
+
+    def _note_probed(self, name: str, by_choice: bool) -> None:
+        elapsed = self._probing.asked(name, self._step, by_choice)
+        if elapsed > 1:
+            self._evidence.fade(name, self._settings.fade_per_step**elapsed)
+
+    def _admit_free(
+        self,
+        views: Sequence[SequenceView],
+        trees: Sequence[CandidateTree],
+        survivals: Sequence[Sequence[float]],
+        indices: Sequence[int],
+        room: int,
+    ) -> list[CandidateTree]:
+        if not trees or room < 1:
+            return [CandidateTree()] * len(trees)
+        base_rows, context = self._ledger.base_rows(views), sum(v.base_len for v in views)
+        plain_s = self._verify.seconds(base_rows, 0, context, 0)
+        most = min(room, sum(t.num_nodes for t in trees), self._settings.max_nodes * len(trees))
+        wait_s = self._learning.expected_wait_s
+        costs = StepCosts(
+            chain_s=self._verify.ladder(base_rows, most, False, context),
+            tree_s=self._verify.ladder(base_rows, most, True, context),
+            wait_s=wait_s,
+            limit_s=plain_s + max(self._bank.may_spend_s(plain_s), wait_s),
+        )
+        kept, _ = admit_nodes(trees, survivals, len(views), costs)
+        extra_s = costs.tree_s[sum(t.num_nodes for t in kept)] - plain_s
+        if self._poor and extra_s > self._settings.extra_share * plain_s:
+            # Requests that have lost what they may lose take no part in a step that costs more.
+            rich = [
+                t if views[i].key not in self._poor else CandidateTree()
+                for t, i in zip(trees, indices, strict=True)
+            ]
+            kept, _ = admit_nodes(rich, survivals, len(views), costs)
+        return kept
+
+
+def _may_speculate(view: SequenceView) -> bool:
+    auto = view.speculation.mode is SpeculationMode.AUTO
+    return auto and view.decoding and view.remaining > 1
+
+
+def _waited_plans(
+    view: SequenceView, offer: Offer, place: int, count: int
+) -> tuple[SourcePlan, ...]:
+    """What the chosen first `count` nodes of a profile mean as plans for the waited sources."""
+    profile = offer.option.profiles[place]
+    infos = allowed(view.speculation, offer.infos)
+    made = []
+    for index, info in enumerate(infos):
+        nodes, depth = profile.share(count, index)
+        if info not in offer.waited or not nodes:
+            continue
+        if offer.branching:
+            plan = tree_plan(info, depth, 2 * nodes, view.remaining)
+        else:
+            plan = chain_plan(info, depth, view.remaining)
+        if plan.kind is not PlanKind.NONE:
+            made.append(SourcePlan(info.name, plan))
+    return tuple(made)

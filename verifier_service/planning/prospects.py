@@ -1,0 +1,120 @@
+"""What each source may bring to each request: profiles out of evidence, cached between rounds.
+
+Knows evidence and capabilities, no costs and no choice. A profile is re-made after a few rounds
+of its request, or when the request's remaining tokens cap its depth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protos.exchange import PlanKind
+from verifier_service.engine.ports import SequenceView, SourceInfo
+from verifier_service.planning.acceptance import MAX_DEPTH, RankEvidence
+from verifier_service.planning.shapes import Node, Profile, chain_nodes, merge_nodes, tree_nodes
+
+_REFRESH_ROUNDS: Final = 4
+_DEFAULT_WIDTH: Final = 8
+
+
+@dataclass(slots=True)
+class _Cached:
+    rounds: int
+    remaining: int
+    profiles: dict[tuple[tuple[str, ...], int, bool], Profile]
+
+
+class Prospects:
+    """Profiles per request for sets of sources."""
+
+    def __init__(self, evidence: RankEvidence, max_nodes: int) -> None:
+        self._evidence = evidence
+        self._max_nodes = max_nodes
+        self._rounds: dict[int, int] = {}
+        self._cache: dict[int, _Cached] = {}
+
+    def profile(
+        self,
+        view: SequenceView,
+        infos: Sequence[SourceInfo],
+        answered: Mapping[str, float],
+        depth: int,
+        branching: bool,
+    ) -> Profile:
+        """The best nodes of these sources for this request, sources indexed as in `infos`.
+
+        depth caps the sources that are no chain look-ups in this process. Without branching one
+        source's chain is taken, the one expected to commit most.
+        """
+        cache = self._cached(view)
+        key = (tuple(i.name for i in infos), depth, branching)
+        known = cache.profiles.get(key)
+        if known is not None:
+            return known
+        lists = [self._nodes(view, info, answered, depth, branching) for info in infos]
+        if not branching and lists:
+            totals = [sum(node.survival for node in nodes) for nodes in lists]
+            best = totals.index(max(totals))
+            lists = [nodes if i == best else [] for i, nodes in enumerate(lists)]
+        made = merge_nodes(lists, self._max_nodes)
+        cache.profiles[key] = made
+        return made
+
+    def count_round(self, key: int) -> None:
+        """A round of this request was observed."""
+        self._rounds[key] = self._rounds.get(key, 0) + 1
+
+    def forget(self, key: int) -> None:
+        """The request left."""
+        self._rounds.pop(key, None)
+        self._cache.pop(key, None)
+
+    def _cached(self, view: SequenceView) -> _Cached:
+        rounds = self._rounds.get(view.key, 0)
+        capped = min(view.remaining, MAX_DEPTH + 1)
+        cache = self._cache.get(view.key)
+        fresh = cache is not None and rounds - cache.rounds < _REFRESH_ROUNDS
+        if cache is None or not fresh or cache.remaining != capped:
+            cache = self._cache[view.key] = _Cached(rounds, capped, {})
+        return cache
+
+    def _nodes(
+        self,
+        view: SequenceView,
+        info: SourceInfo,
+        answered: Mapping[str, float],
+        depth: int,
+        branching: bool,
+    ) -> list[Node]:
+        able = depth_limit(info)
+        levels = min(able if is_chain_only(info) and info.local else min(depth, able), MAX_DEPTH)
+        levels = min(levels, view.remaining - 1)
+        if levels < 1:
+            return []
+        belief_DK = self._evidence.belief(view.key, info.name)
+        if branching and not is_chain_only(info):
+            nodes = tree_nodes(belief_DK, levels, width_limit(info), self._max_nodes)
+        else:
+            nodes = chain_nodes(belief_DK, levels)
+        share = answered.get(info.name, 1.0)
+        return [Node(node.survival * share, node.depth) for node in nodes]
+
+
+def is_chain_only(info: SourceInfo) -> bool:
+    """Whether this source drafts nothing but chains."""
+    return PlanKind.TREE not in info.capabilities.plan_kinds
+
+
+def depth_limit(info: SourceInfo) -> int:
+    """Deepest draft this source offers."""
+    return info.capabilities.max_depth or MAX_DEPTH
+
+
+def width_limit(info: SourceInfo) -> int:
+    """Widest expansion that is asked of this source."""
+    return min(info.capabilities.max_width or _DEFAULT_WIDTH, _DEFAULT_WIDTH)
+
+
+def node_limit(info: SourceInfo, wanted: int) -> int:
+    """`wanted` nodes, or as many as this source offers."""
+    return min(wanted, info.capabilities.max_nodes or wanted)
