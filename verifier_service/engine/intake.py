@@ -1,0 +1,104 @@
+"""The engine's door: what other threads may do to it, behind one lock.
+
+Checks requests, numbers them, holds the queue limit, and keeps entries until the engine's thread
+drains them. Knows nothing of steps. Invariant: a request that was let in is answered: drained, or
+handed back by `close` to be failed.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+
+from protos.errors import ContextTooLong, InvalidRequest, Overloaded
+from protos.generation import GenerationRequest
+from verifier_service.engine.request import Emit, Ends, RunningRequest
+
+
+class Intake:
+    """Submissions and cancellations on their way to the engine's thread."""
+
+    def __init__(self, vocab_size: int, ends: Ends, max_active: int) -> None:
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._max_active = max_active
+        self._keys = itertools.count(1)
+        self._entries: deque[RunningRequest | int] = deque()
+        self._condition = threading.Condition()
+        self._num_active = 0
+        self._closed_because: str | None = None
+
+    @property
+    def num_active(self) -> int:
+        """Requests let in and not yet gone."""
+        return self._num_active
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest or ContextTooLong unless the request can be served."""
+        max_context = self._ends.max_context
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt must hold at least one token", "prompt")
+        for name, ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
+            wrong = next((token for token in ids if not 0 <= token < self._vocab_size), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"token ids are 0 to {self._vocab_size - 1}, not {wrong}", name
+                )
+        num_prompt = len(request.prompt_ids)
+        if num_prompt >= max_context:
+            raise ContextTooLong(
+                f"the prompt has {num_prompt} tokens; prompt and answer together may have "
+                f"{max_context}",
+                "prompt",
+            )
+        if num_prompt + len(request.output_ids) > max_context:
+            raise ContextTooLong(
+                f"prompt and committed output exceed {max_context} tokens", "output_ids"
+            )
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> int:
+        """Let a request in; returns its key."""
+        self.check(request)
+        with self._condition:
+            if self._closed_because is not None:
+                raise Overloaded(self._closed_because)
+            if self._num_active >= self._max_active:
+                raise Overloaded(f"{self._num_active} requests are running or queued already")
+            self._num_active += 1
+            key = next(self._keys)
+            entry = RunningRequest(key, request, self._ends, emit, time.perf_counter())
+            self._entries.append(entry)
+            self._condition.notify()
+        return key
+
+    def cancel(self, key: int) -> None:
+        """Ask for the end of a request, whether or not it is still there."""
+        with self._condition:
+            self._entries.append(key)
+            self._condition.notify()
+
+    def drain(self) -> list[RunningRequest | int]:
+        """Entries since the last drain, in order: requests, and keys to cancel."""
+        with self._condition:
+            entries = list(self._entries)
+            self._entries.clear()
+        return entries
+
+    def count_left(self) -> None:
+        """One request that was let in is gone."""
+        with self._condition:
+            self._num_active -= 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until there is an entry to drain, or the time is over."""
+        with self._condition:
+            if not self._entries:
+                self._condition.wait(timeout_s)
+
+    def close(self, because: str) -> list[RunningRequest]:
+        """Let nobody in any more; returns the requests that were not drained yet."""
+        with self._condition:
+            self._closed_because = because
+            left = [entry for entry in self._entries if isinstance(entry, RunningRequest)]
+            self._entries.clear()
+        return left

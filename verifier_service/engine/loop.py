@@ -1,0 +1,306 @@
+"""The engine: one thread that steps. `Engine.step` is the architecture, top to bottom.
+
+Owns every running request and is alone in committing tokens (law 6). Knows no wire, no event loop
+and no text: requests come in through `submit`, token runs go out through each request's `emit`.
+`submit`, `cancel` and `stats` may be called from any thread; everything else belongs to the thread
+that steps. Invariants: every scheduled request that reaches its last known token commits at least
+one more (law 3); what advisers say changes how many, never which (law 1).
+"""
+
+import functools
+import logging
+import time
+
+import torch
+
+from protos.generation import FinishReason, GenerationRequest, TokenRun
+from verifier_service.engine.asking import Answers, Asking
+from verifier_service.engine.batch import Batch, MergedDraft, build_batch, moves
+from verifier_service.engine.intake import Intake
+from verifier_service.engine.page_pool import PagePool
+from verifier_service.engine.ports import Drafting, Planner, RoundOutcome
+from verifier_service.engine.request import Cut, Emit, Ends, RunningRequest
+from verifier_service.engine.rows import PagedRows
+from verifier_service.engine.scheduler import Scheduler, Share
+from verifier_service.engine.settings import EngineSettings
+from verifier_service.engine.stats import EngineCounters, EngineStats
+from verifier_service.sampling.choice import choose
+from verifier_service.sampling.walk import WalkEnd, walk
+from verifier_service.step import Target
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching with verified drafts over one target."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafting: Drafting,
+        planner: Planner,
+        settings: EngineSettings,
+        rows: PagedRows | None = None,
+    ) -> None:
+        """Allocates the target's pool. rows: the reader that `drafting` was made with, if any."""
+        facts = target.facts
+        num_pages = settings.num_slots // settings.page_size
+        self._target = target
+        self._drafting = drafting
+        self._planner = planner
+        self._rows = rows or PagedRows(target)
+        self._pool = PagePool(num_pages, settings.page_size)
+        self._scheduler = Scheduler(self._pool, settings)
+        self._asking = Asking(drafting, planner, facts.vocab_size, settings.max_draft_wait_s)
+        limits = [facts.max_context, num_pages * settings.page_size]
+        if settings.max_context is not None:
+            limits.append(settings.max_context)
+        self.max_context = min(limits)
+        ends = Ends(self.max_context, frozenset(facts.eos_token_ids))
+        self._intake = Intake(facts.vocab_size, ends, settings.max_running + settings.max_queued)
+        self._requests: dict[int, RunningRequest] = {}
+        self._counters = EngineCounters(last_step_s=time.monotonic())
+        target.allocate(self._pool.num_slots)
+
+    @property
+    def rows(self) -> PagedRows:
+        """Reader of feature rows, for the draft exchange."""
+        return self._rows
+
+    @property
+    def target(self) -> Target:
+        """The target that is served."""
+        return self._target
+
+    # What any thread may call.
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> int:
+        """Queue a request; returns the key that `cancel` takes.
+
+        emit: called by the engine's thread with every run; must not block. Raises InvalidRequest,
+        ContextTooLong or Overloaded, and then emits nothing.
+        """
+        return self._intake.submit(request, emit)
+
+    def cancel(self, key: int) -> None:
+        """End a request within a step. Late, double and unknown cancels do nothing."""
+        self._intake.cancel(key)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest or ContextTooLong unless this target can serve the request."""
+        self._intake.check(request)
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Block until something was submitted or cancelled, or the time is over."""
+        self._intake.wait(timeout_s)
+
+    def stats(self) -> EngineStats:
+        """Counts and sums so far, and gauges."""
+        num_running = len(self._scheduler.running)
+        num_waiting = max(self._intake.num_active - num_running, 0)
+        return self._counters.snapshot(
+            num_running, num_waiting, self._pool.num_pages, self._pool.num_free
+        )
+
+    # What the stepping thread calls.
+
+    def step(self) -> bool:
+        """One step of all running requests; False when there was nothing to do."""
+        began = time.perf_counter()
+        self._apply_inbox()
+        shares = self._schedule()
+        if not shares:
+            self._counters.last_step_s = time.monotonic()
+            return False
+        answers = self._asking.ask(self._scheduler.running)
+        batch = build_batch(shares, self._admit(shares, answers))
+        ends, verify_s = self._verify(batch)
+        self._commit(batch, ends, answers.wait_s, verify_s)
+        self._count_step(batch, answers, verify_s, time.perf_counter() - began)
+        return True
+
+    def fail_all(self, error: str) -> None:
+        """End every request with an error that a router may answer by a replay elsewhere."""
+        queued = self._intake.close(error)
+        for request in [*self._requests.values(), *queued]:
+            self._finish(request, Cut(0, FinishReason.ERROR), (), 0, error)
+
+    def close(self) -> None:
+        """Close the draft exchange; call once, after the last step."""
+        self.fail_all("the verifier is shutting down")
+        self._drafting.close()
+
+    def check_idle(self) -> None:
+        """With nothing running every page is free; an AssertionError means a bug."""
+        assert not self._requests, "requests are still running"
+        self._pool.check(owners=set())
+
+    def _apply_inbox(self) -> None:
+        for entry in self._intake.drain():
+            if isinstance(entry, RunningRequest):
+                self._enter(entry)
+            elif (request := self._requests.get(entry)) is not None:
+                self._finish(request, Cut(0, FinishReason.CANCELLED), (), 0)
+
+    def _enter(self, request: RunningRequest) -> None:
+        self._counters.num_requests += 1
+        self._requests[request.key] = request
+        ended = request.arrived_finished()
+        if ended is not None:
+            self._finish(request, ended, (), 0)
+            return
+        self._rows.add(request)
+        self._scheduler.add(request)
+
+    def _schedule(self) -> list[Share]:
+        shares = self._scheduler.share_rows()
+        now = time.perf_counter()
+        for request in self._scheduler.preempted:
+            _log.info("request %s preempted: no free pages", request.request.request_id)
+            self._counters.num_preemptions += 1
+            self._drafting.forget(request.key)
+            request.tally.waiting_since_s = now
+        for share in shares:
+            if share.request.computed_len == 0:
+                share.request.tally.queue_s += now - share.request.tally.waiting_since_s
+        return shares
+
+    def _admit(self, shares: list[Share], answers: Answers) -> dict[int, MergedDraft]:
+        decoding = [share.request for share in shares if share.request.is_decoding]
+        room = self._scheduler.room_for_nodes(shares)
+        admitted = self._asking.admit(decoding, answers, room)
+        for request in decoding:
+            draft = admitted.get(request.key)
+            if draft is not None:
+                seats = self._scheduler.seat_nodes(request, draft.tree.num_nodes)
+                admitted[request.key] = draft.cut_to(draft.tree.best(seats))
+        return admitted
+
+    def _verify(self, batch: Batch) -> tuple[list[WalkEnd | None], float]:
+        """One forward of the target, then its own choices along every tree."""
+        began = time.perf_counter()
+        with torch.inference_mode():
+            logits = self._target.forward(batch.spans)
+            walked = iter(
+                walk([w for w in batch.walks if w is not None], functools.partial(choose, logits))
+            )
+        ends = [None if start is None else next(walked) for start in batch.walks]
+        return ends, time.perf_counter() - began
+
+    def _commit(
+        self, batch: Batch, ends: list[WalkEnd | None], wait_s: float, verify_s: float
+    ) -> None:
+        """Tokens join their texts; accepted paths become contiguous; runs go out."""
+        cuts = [
+            None if end is None else share.request.cut(end.choices)
+            for share, end in zip(batch.shares, ends, strict=True)
+        ]
+        self._move_accepted(batch, ends, cuts)
+        for share, draft, end, cut in zip(batch.shares, batch.merged, ends, cuts, strict=True):
+            request, was_decoding = share.request, share.request.is_decoding
+            if was_decoding:
+                request.tally.draft_wait_s += wait_s
+                request.tally.verify_s += verify_s
+            else:
+                request.tally.prefill_s += verify_s
+                self._counters.num_prompt_tokens += share.num_rows
+            if end is None or cut is None:
+                request.computed_len += share.num_rows
+            elif end.is_broken:
+                error = "the target returned no finite score"
+                self._finish(request, Cut(0, FinishReason.ERROR), (), 0, error)
+            else:
+                self._join(request, draft, end, cut, was_decoding)
+
+    def _move_accepted(
+        self, batch: Batch, ends: list[WalkEnd | None], cuts: list[Cut | None]
+    ) -> None:
+        pairs = [
+            pair
+            for share, end, cut in zip(batch.shares, ends, cuts, strict=True)
+            if end is not None and cut is not None and cut.finish_reason is None
+            if (pair := moves(share.request, end)) is not None
+        ]
+        if pairs:
+            self._target.move(torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]))
+
+    def _join(
+        self, request: RunningRequest, draft: MergedDraft, end: WalkEnd, cut: Cut, drafted: bool
+    ) -> None:
+        base_len, ids = request.known_len, end.choices[: cut.num_committed]
+        request.tokens.extend(ids)
+        request.computed_len = request.known_len - 1
+        names = [draft.sources[node - 1] for node in end.nodes]
+        request.tally.count_round(draft.tree.num_nodes, end.num_accepted, names)
+        self._counters.count_round(draft.sources, end.nodes, cut.num_committed)
+        num_accepted = min(end.num_accepted, cut.num_committed)
+        if drafted:
+            self._planner.observe_round(
+                RoundOutcome(
+                    key=request.key,
+                    base_len=base_len,
+                    tree=draft.tree,
+                    sources=draft.sources,
+                    drafts=draft.drafts,
+                    choices=end.choices,
+                    num_accepted=end.num_accepted,
+                    num_committed=cut.num_committed,
+                )
+            )
+        if cut.finish_reason is not None:
+            self._finish(request, cut, ids, num_accepted)
+        else:
+            counts = request.tally.snapshot(request.num_output)
+            request.emit(TokenRun(request.request.request_id, ids, num_accepted, counts=counts))
+
+    def _finish(
+        self,
+        request: RunningRequest,
+        cut: Cut,
+        ids: tuple[int, ...],
+        num_accepted: int,
+        error: str = "",
+    ) -> None:
+        """The request leaves: pages, rows and sessions go back, its last run goes out."""
+        reason = cut.finish_reason
+        assert reason is not None, "only an end finishes a request"
+        self._requests.pop(request.key, None)
+        self._scheduler.remove(request)
+        self._rows.remove(request.key)
+        self._drafting.forget(request.key)
+        self._planner.forget(request.key)
+        self._counters.finished[reason.value] += 1
+        self._intake.count_left()
+        _log.info(
+            "request %s finished: %s, %d prompt and %d output tokens in %d rounds",
+            request.request.request_id,
+            reason.value,
+            request.tally.num_prompt,
+            request.num_output,
+            request.tally.num_rounds,
+        )
+        request.emit(
+            TokenRun(
+                request.request.request_id,
+                ids,
+                num_accepted,
+                finish_reason=reason,
+                stop_token_id=cut.stop_token_id,
+                counts=request.tally.snapshot(request.num_output),
+                error=error,
+            )
+        )
+
+    def _count_step(self, batch: Batch, answers: Answers, verify_s: float, step_s: float) -> None:
+        self._planner.observe_step(
+            batch.num_rows, batch.num_branching, batch.context, verify_s, answers.wait_s
+        )
+        counters = self._counters
+        counters.num_steps += 1
+        counters.num_rows += batch.num_rows
+        counters.num_dropped_drafts += answers.num_dropped
+        counters.num_failed_exchanges += answers.has_failed
+        counters.draft_wait_s += answers.wait_s
+        counters.verify_s += verify_s
+        counters.step_s += step_s
+        counters.last_step_s = time.monotonic()

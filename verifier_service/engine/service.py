@@ -1,0 +1,111 @@
+"""The engine's thread and the one bridge between it and an event loop.
+
+Callers see `async for run in service.generate(request)`; the loop sees only finished token runs.
+Knows no wire. Invariants: a caller who leaves cancels its request within a step; an engine that
+dies ends every stream with an error instead of leaving it hanging.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Final
+
+from protos.errors import OutriderError
+from protos.generation import GenerationRequest, TokenRun
+from verifier_service.engine.loop import Engine
+from verifier_service.engine.stats import EngineStats
+from verifier_service.step import TargetFacts
+
+_log = logging.getLogger(__name__)
+
+_IDLE_S: Final = 0.5
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the event loop may hold the interpreter while the engine wants it; Python's 5 ms would
+be a sixth of a step."""
+
+
+class EngineService:
+    """Runs one engine on a thread of its own and streams its answers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread: threading.Thread | None = None
+        self._is_stopping = threading.Event()
+        self._failure: str | None = None
+
+    @property
+    def facts(self) -> TargetFacts:
+        """What is served."""
+        return self._engine.target.facts
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that prompt and output may have together."""
+        return self._engine.max_context
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine died, or None while it lives."""
+        return self._failure
+
+    def start(self) -> None:
+        """Start stepping. Thread counts are set by whoever loads the target."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step under way, end all streams with an error, close the drafters."""
+        self._is_stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def stats(self) -> EngineStats:
+        """Counts and sums so far."""
+        return self._engine.stats()
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest or ContextTooLong unless the request can be served."""
+        self._engine.check(request)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenRun]:
+        """Token runs of a request, the last with finish_reason and counts.
+
+        Raises InvalidRequest, ContextTooLong or Overloaded before the first run. Leaving the
+        iteration early (break, cancellation) cancels the request within a step.
+        """
+        loop = asyncio.get_running_loop()
+        runs: asyncio.Queue[TokenRun] = asyncio.Queue()
+
+        def emit(run: TokenRun) -> None:
+            # RuntimeError: the caller's loop is closed, so nobody is left to be told.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(runs.put_nowait, run)
+
+        key = self._engine.submit(request, emit)
+        is_finished = False
+        try:
+            while not is_finished:
+                run = await runs.get()
+                is_finished = run.finish_reason is not None
+                yield run
+        finally:
+            if not is_finished:
+                self._engine.cancel(key)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping.is_set():
+                if not self._engine.step():
+                    self._engine.wait_for_work(_IDLE_S)
+        except Exception as error:
+            # The edge of the engine's thread: nobody else would ever see this.
+            _log.exception("the engine died")
+            known = isinstance(error, OutriderError)
+            self._failure = str(error) if known else "the verifier's engine failed"
+            self._engine.fail_all(self._failure)
+        self._engine.close()
