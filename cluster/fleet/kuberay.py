@@ -10,9 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.fleet.lint import NodeGroup
+from cluster.config import ClusterConfig, parse_config
+from cluster.fleet.lint import NodeGroup, demands_of, parse_yaml, placement_faults, serve_faults
+from protos.errors import ConfigError
 
 Spec = Mapping[str, Any]
+
+BUILDER = "cluster.fleet.app:build_app"
 
 MAX_SERVICE_NAME = 47
 MAX_GROUP_NAME = 30
@@ -40,6 +44,63 @@ def quantity(value: object) -> float:
     if match is None:
         raise ValueError(f"{value!r} is no Kubernetes quantity")
     return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def manifest_faults(manifest: Spec) -> list[str]:
+    """Everything wrong with a RayService: the operator's rules, its Serve config, our builder's
+    arguments, and replicas that fit no worker group. The CRD schema is checked elsewhere."""
+    try:
+        faults = ray_service_faults(manifest)
+        groups = node_groups(manifest)
+        text = manifest["spec"]["serveConfigV2"]
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        return [f"this is no RayService: {type(error).__name__} {error}"]
+    serve, broken = parse_yaml(str(text), "serveConfigV2")
+    if broken:
+        return faults + broken
+    faults += [f"serveConfigV2: {fault}" for fault in serve_faults(serve)]
+    faults += _proxy_faults(manifest, serve)
+    applications = serve.get("applications")
+    for app in applications if isinstance(applications, list) else ():
+        if not isinstance(app, dict):
+            continue
+        if app.get("import_path") != BUILDER:
+            faults.append(f"import_path {app.get('import_path')!r} is not {BUILDER}")
+            continue
+        try:
+            config = parse_config(app.get("args") or {})
+        except ConfigError as error:
+            faults += [f"args: {line}" for line in str(error).splitlines()]
+            continue
+        faults += placement_faults(demands_of(config), groups)
+        faults += _secret_faults(manifest, config)
+    return faults
+
+
+def _proxy_faults(manifest: Spec, serve: Spec) -> Iterator[str]:
+    """The probe that KubeRay injects asks the Serve proxy of every worker pod."""
+    location = serve.get("proxy_location", "EveryNode")
+    port = (serve.get("http_options") or {}).get("port", 8000)
+    for group in manifest["spec"]["rayClusterConfig"].get("workerGroupSpecs") or []:
+        container, name = _container(group), group.get("groupName")
+        if location != "EveryNode" and "readinessProbe" not in container:
+            yield f"group {name}: never ready with proxy_location {location} and no own probe"
+        ports = {p.get("name"): p.get("containerPort") for p in container.get("ports") or []}
+        served = ports.get("serve", 8000)
+        if served != port:
+            yield f"group {name}: port `serve` is {served}, http_options say {port}"
+
+
+def _secret_faults(manifest: Spec, config: ClusterConfig) -> Iterator[str]:
+    """Variables that the config reads secrets from must come from a Secret, on every worker."""
+    wanted = [config.security.token_env, config.http.api_keys_env]
+    for group in manifest["spec"]["rayClusterConfig"].get("workerGroupSpecs") or []:
+        given = {env.get("name"): env for env in _container(group).get("env") or []}
+        for name in filter(None, wanted):
+            if "secretKeyRef" not in (given.get(name, {}).get("valueFrom") or {}):
+                yield f"group {group.get('groupName')}: {name} does not come from a Secret"
+    if config.security.insecure or config.security.token_env is None:
+        yield "args: security.token_env must name a variable: replicas of two pods share one token"
 
 
 def ray_service_faults(manifest: Spec) -> list[str]:
@@ -77,7 +138,7 @@ def node_groups(manifest: Spec) -> list[NodeGroup]:
             if value is not None:
                 declared.setdefault(ray_name, quantity(value))
         labels = dict(spec.get("labels") or {})
-        groups.append(NodeGroup(spec["groupName"], declared, labels, spec["maxReplicas"]))
+        groups.append(NodeGroup(spec["groupName"], declared, labels, spec.get("maxReplicas") or 0))
     return groups
 
 

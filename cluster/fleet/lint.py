@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pydantic
 import ray.util.accelerators.accelerators as known_accelerators
@@ -18,6 +19,8 @@ import yaml
 from pydantic import BaseModel
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
+
+from cluster.config import ClusterConfig, Placement
 
 _WILD = frozenset({"args", "user_config", "runtime_env", "policy_kwargs", "resources"})
 
@@ -45,7 +48,7 @@ class NodeGroup:
     max_nodes: int
 
 
-def parse_yaml(text: str, what: str) -> tuple[object, list[str]]:
+def parse_yaml(text: str, what: str) -> tuple[dict[str, Any], list[str]]:
     """(parsed, faults): a document that is not a mapping is a fault."""
     try:
         parsed = yaml.safe_load(text)
@@ -124,6 +127,33 @@ def _models_of(
     elif typing.get_origin(annotation) is list and isinstance(value, list):
         for index, item in enumerate(value):
             yield from _models_of(arguments[0], item, f"{path}[{index}]")
+
+
+def demands_of(config: ClusterConfig) -> list[Demand]:
+    """What every deployment that a cluster's builder makes asks of its nodes."""
+    http, verifier = config.http, config.verifier
+    demands = [
+        _demand("ingress", http.placement, http.replicas),
+        _demand("verifier", verifier.placement, verifier.replicas),
+    ]
+    for entry in config.drafters:
+        if not entry.colocated:
+            most = entry.autoscaling.max_replicas if entry.autoscaling else entry.replicas
+            most = 1 if most is None else most
+            demands.append(_demand(f"drafter {entry.name}", entry.placement, most))
+    return demands
+
+
+def _demand(who: str, placement: Placement, max_replicas: int) -> Demand:
+    return Demand(
+        who,
+        placement.num_cpus,
+        placement.num_gpus,
+        placement.memory_mb * 2.0**20,
+        placement.accelerator_type,
+        dict(placement.label_selector),
+        max_replicas,
+    )
 
 
 def placement_faults(demands: Sequence[Demand], groups: Sequence[NodeGroup]) -> list[str]:
