@@ -60,7 +60,12 @@ class FakeDrafter:
         return SourceInfo(self.name, capabilities, self.local, p50, p95)
 
     def draft(
-        self, plan_depth: int, width: int, nodes: int, truth: Sequence[int], step: int,
+        self,
+        plan_depth: int,
+        width: int,
+        nodes: int,
+        truth: Sequence[int],
+        step: int,
         rng: random.Random,
     ) -> tuple[CandidateTree, tuple[tuple[int, ...], ...]]:
         """A chain (width 1) or a best-first tree, and the ranked lists of its best path."""
@@ -166,9 +171,7 @@ class World:
         outside_s: list[float] = [0.0]
         inside_s: dict[str, float] = {}
         for view, asked in zip(views, plans, strict=True):
-            drafts[view.key] = self._draft(
-                asked, truths[view.key], deadline_s, inside_s, outside_s
-            )
+            drafts[view.key] = self._draft(asked, truths[view.key], deadline_s, inside_s, outside_s)
         wait_s = max(sum(inside_s.values()), max(outside_s))
         merged = [merge([d.tree for d in drafts[v.key]]) for v in views]
         names = [
@@ -237,8 +240,14 @@ class World:
         committed = accepted + 1
         self._planner.observe_round(
             RoundOutcome(
-                view.key, view.base_len, tree, ((),) * tree.num_nodes, tuple(drafts),
-                tuple(truth[:committed]), accepted, committed,
+                view.key,
+                view.base_len,
+                tree,
+                ((),) * tree.num_nodes,
+                tuple(drafts),
+                tuple(truth[:committed]),
+                accepted,
+                committed,
             )
         )
         tokens, remaining = self._views[view.key]
@@ -266,6 +275,12 @@ def step_s(rows: int, branching: int) -> float:
 def _sum(a: Totals, b: Totals) -> Totals:
     asked = {n: a.asked.get(n, 0) + b.asked.get(n, 0) for n in {*a.asked, *b.asked}}
     return Totals(
-        a.steps + b.steps, a.tokens + b.tokens, a.elapsed_s + b.elapsed_s, a.plain_s + b.plain_s,
-        max(a.worst_overrun_s, b.worst_overrun_s), asked, a.verified + b.verified, b.plain_step_s,
+        a.steps + b.steps,
+        a.tokens + b.tokens,
+        a.elapsed_s + b.elapsed_s,
+        a.plain_s + b.plain_s,
+        max(a.worst_overrun_s, b.worst_overrun_s),
+        asked,
+        a.verified + b.verified,
+        b.plain_step_s,
     )

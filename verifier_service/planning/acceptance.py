@@ -27,6 +27,8 @@ _FLOOR_MASS: Final = 12.0
 _SURPRISED_MASS: Final = 3.0
 _SURPRISE: Final = 0.6
 _FAST: Final = 0.2
+_STALE_ROUNDS: Final = 4
+"""A belief over all requests is made anew after so many rounds, or when it was overturned."""
 
 Ranks = tuple[int, ...]
 
@@ -76,19 +78,24 @@ class RankCounts:
         self._memory = memory
         self._drift = 0.0
 
-    def observe(self, ranks: Ranks, expected_run: float) -> None:
-        """Add one round. expected_run: the top-1 run predicted for a draft of that depth."""
+    def observe(self, ranks: Ranks, expected_run: float) -> bool:
+        """Add one round; True when it overturned the belief.
+
+        expected_run: the top-1 run predicted for a draft of that depth.
+        """
         if not ranks:
-            return
+            return False
         self.num_rounds += 1
         run = next((i for i, rank in enumerate(ranks) if rank > 0), len(ranks))
         self._drift += _FAST * (run - expected_run - self._drift)
-        if abs(self._drift) > max(_SURPRISE, 0.5 * expected_run):
+        surprised = abs(self._drift) > max(_SURPRISE, 0.5 * expected_run)
+        if surprised:
             self._shrink(_SURPRISED_MASS)
             self._drift = 0.0
         for depth, rank in enumerate(ranks):
             self.counts_DK[depth] *= self._memory
             self.counts_DK[depth, rank] += 1.0
+        return surprised
 
     def fade(self, factor: float) -> None:
         """Lose confidence, not the mean: scale counts above the floor by `factor`."""
@@ -135,7 +142,7 @@ class RankEvidence:
         self._request_memory = request_memory
         self._memory = memory
         self._overall: dict[str, RankCounts] = {}
-        self._beliefs: dict[str, NDArray[np.float64]] = {}
+        self._beliefs: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._by_request: dict[int, dict[str, RankCounts]] = {}
 
     def belief(self, key: int, source: str) -> NDArray[np.float64]:
@@ -146,10 +153,11 @@ class RankEvidence:
 
     def overall_belief(self, source: str) -> NDArray[np.float64]:
         """[D, K] rank probabilities of `source` over all requests."""
-        known = self._beliefs.get(source)
-        if known is None:
-            counts = self._overall.setdefault(source, RankCounts(self._memory))
-            known = self._beliefs[source] = shrink_downwards(counts.counts_DK, _BASE_MASS)
+        counts = self._overall.setdefault(source, RankCounts(self._memory))
+        made_at, known = self._beliefs.get(source, (-_STALE_ROUNDS, None))
+        if known is None or counts.num_rounds - made_at >= min(_STALE_ROUNDS, made_at + 1):
+            known = shrink_downwards(counts.counts_DK, _BASE_MASS)
+            self._beliefs[source] = (counts.num_rounds, known)
         return known
 
     def observe(self, key: int, source: str, ranks: Ranks, depth: int) -> None:
@@ -158,8 +166,8 @@ class RankEvidence:
         overall_run = top_run(self.overall_belief(source), depth)
         mine = self._by_request.setdefault(key, {})
         mine.setdefault(source, RankCounts(self._request_memory)).observe(ranks, expected_run)
-        self._overall[source].observe(ranks, overall_run)
-        self._beliefs.pop(source, None)
+        if self._overall[source].observe(ranks, overall_run):
+            self._beliefs.pop(source, None)
 
     def fade(self, source: str, factor: float) -> None:
         """Rounds passed without `source`: trust what is known of it less."""

@@ -71,6 +71,7 @@ class VerifyCosts:
         self._plain_ratio: dict[int, tuple[float, int]] = {}
         self._draft_ratio: dict[int, tuple[float, int]] = {}
         self._overall_ratio = 1.0
+        self._dense_ratios: NDArray[np.float64] | None = None
 
     def seconds(self, rows: int, branching: int, context: int, drafted: int) -> float:
         """Time of a step of `rows` rows, `branching` of them in trees, `drafted` draft nodes."""
@@ -90,8 +91,9 @@ class VerifyCosts:
         raw = source[rows]
         raw[0] = self._chain[rows[0]]
         raw = raw + self._context_s(context)
-        ratios = [self._ratio(int(r), int(n)) for r, n in zip(rows, counts, strict=True)]
-        return np.maximum.accumulate(raw * np.array(ratios))
+        ratios = self._draft_ratios()[rows]
+        ratios[0] = self._ratio(base_rows, 0)
+        return np.maximum.accumulate(raw * ratios)
 
     def observe(
         self, rows: int, branching: int, context: int, drafted: int, measured_s: float
@@ -106,6 +108,18 @@ class VerifyCosts:
         step = max(_CORRECTION, 1.0 / (count + 2)) * (min(ratio, 2.0 * known) - known)
         table[bucket] = (known + step, count + 1)
         self._overall_ratio += _CORRECTION * (known + step - self._overall_ratio)
+        self._dense_ratios = None
+
+    def _draft_ratios(self) -> NDArray[np.float64]:
+        """Correction of a speculative step by its rows, [MAX_ROWS + 1]; made anew when needed."""
+        if self._dense_ratios is None:
+            dense = np.full(MAX_ROWS + 1, self._overall_ratio)
+            low = 0
+            for bucket in (*_BUCKETS, MAX_ROWS):
+                dense[low : bucket + 1] = self._ratio(bucket, 1)
+                low = bucket + 1
+            self._dense_ratios = dense
+        return self._dense_ratios
 
     def _ratio(self, rows: int, drafted: int) -> float:
         table = self._draft_ratio if drafted else self._plain_ratio

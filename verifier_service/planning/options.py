@@ -21,6 +21,9 @@ MAX_WAITED: Final = 2
 """More drafters in one round than this are not considered: options grow with the power set."""
 
 
+Label = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Market:
     """What one step has to offer. base_rows: rows without drafts; plain_s: time of such a step."""
@@ -82,8 +85,12 @@ def offers(
     delays: Delays,
     verify: VerifyCosts,
     settings: PlannerSettings,
+    only: Label | None = None,
 ) -> list[Offer]:
-    """Every option of a step for the requests in `views`, which may all speculate."""
+    """Every option of a step for the requests in `views`, which may all speculate.
+
+    only: make just the option of this label, if it still exists.
+    """
     answered = {name: costs.answered for name, costs in delays.by_source.items()}
     room = settings.max_nodes * len(views)
     ladders = {
@@ -95,6 +102,10 @@ def offers(
         wait_s = max(delays.wait_s(waited, depth) if waited else 0.0, market.sunk_wait_s)
         infos = (*market.free, *waited)
         for branching in (False, True):
+            shape = "tree" if branching else "chain"
+            label = (*(i.name for i in waited), f"depth{depth}", shape)
+            if only is not None and label != only:
+                continue
             profiles = tuple(
                 prospects.profile(
                     view, allowed(view.speculation, infos), answered, depth, branching

@@ -33,7 +33,7 @@ from verifier_service.planning.choice import Choice, choose
 from verifier_service.planning.costs import VerifyCosts
 from verifier_service.planning.learning import Learning
 from verifier_service.planning.ledger import Ledger, PlannerCounts
-from verifier_service.planning.options import Delays, Market, Offer, offers, split
+from verifier_service.planning.options import Delays, Label, Market, Offer, offers, split
 from verifier_service.planning.probing import Probing
 from verifier_service.planning.prospects import Prospects, depth_limit, is_chain_only
 from verifier_service.planning.settings import PlannerSettings
@@ -62,7 +62,8 @@ class AdaptivePlanner:
             self._evidence, self._calibration, self._prospects, self._delays, self._probing
         )
         self._step = 0
-        self._label: tuple[str, ...] = ()
+        self._label: Label = ()
+        self._occasion: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         self._poor: set[int] = set()
 
     def plan(
@@ -173,9 +174,7 @@ class AdaptivePlanner:
             <= self._settings.extra_share * plain_s
         }
         able = [v for v in free_views if v.key not in self._poor] or list(free_views)
-        made = offers(able, market, self._prospects, self._delays, self._verify, self._settings)
-        choices = choose([offer.option for offer in made])
-        choice = self._steady(made, choices)
+        made, choice = self._choose(able, market)
         offer = made[choice.index] if choice else None
         for view in free_views:
             plans[view.key] = self._free_plans(view, market.free)
@@ -197,6 +196,27 @@ class AdaptivePlanner:
         free, priced = split(sources, self._delays, plain_s)
         spend_s = self._bank.may_spend_s(plain_s)
         return Market(free, priced, base_rows, context, plain_s, spend_s, sunk_s)
+
+    def _choose(
+        self, views: Sequence[SequenceView], market: Market
+    ) -> tuple[list[Offer], Choice | None]:
+        """The choice among all options every few steps; between them the last one's shape.
+
+        Node counts and affordability are decided every step.
+        """
+        parts = (self._prospects, self._delays, self._verify, self._settings)
+        names = tuple(i.name for i in (*market.free, *market.priced))
+        occasion = (names, tuple(v.key for v in views))
+        only = self._label if self._label and occasion == self._occasion else None
+        if self._step % self._settings.choose_every == 0:
+            only = None
+        self._occasion = occasion
+        made = offers(views, market, *parts, only)
+        choices = choose([offer.option for offer in made])
+        if only is not None and not choices:
+            made = offers(views, market, *parts)
+            choices = choose([offer.option for offer in made])
+        return made, self._steady(made, choices)
 
     def _steady(self, made: Sequence[Offer], choices: Sequence[Choice]) -> Choice | None:
         """The best choice, or the last one while nothing promises clearly more."""

@@ -1,7 +1,8 @@
 """When to ask a source that is switched off: seldom, cheaply, and again soon when it surprises.
 
 Knows neither costs nor shapes. Never a one-way switch: the interval between probes doubles up to
-a limit while they bring nothing, and falls as soon as they bring something.
+a limit, and when a source that brought nothing begins to bring something, a burst of probes gives
+the evidence a quick look at it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,11 @@ from typing import Final
 
 _FIRST: Final = 8
 _LONGEST: Final = 128
+_BURST: Final = 12
+_BURST_INTERVAL: Final = 2
 _MEMORY: Final = 0.7
+_GOOD: Final = 0.8
+_POOR: Final = 0.4
 
 
 @dataclass(slots=True)
@@ -17,6 +22,8 @@ class _Schedule:
     last_asked: int = 0
     interval: int = _FIRST
     recent: float = 0.0
+    was_poor: bool = True
+    burst: int = 0
 
 
 class Probing:
@@ -28,7 +35,10 @@ class Probing:
     def is_due(self, source: str, step: int) -> bool:
         """Whether a source that the choice leaves out should be asked once."""
         schedule = self._schedules.get(source)
-        return schedule is None or step - schedule.last_asked >= schedule.interval
+        if schedule is None:
+            return True
+        interval = _BURST_INTERVAL if schedule.burst else schedule.interval
+        return step - schedule.last_asked >= interval
 
     def asked(self, source: str, step: int, by_choice: bool) -> int:
         """Note that it was asked; returns the steps since it was asked before."""
@@ -37,15 +47,18 @@ class Probing:
         schedule.last_asked = step
         if by_choice:
             schedule.interval = _FIRST
+            schedule.burst = 0
+        else:
+            schedule.burst = max(schedule.burst - 1, 0)
+            schedule.interval = min(2 * schedule.interval, _LONGEST)
         return elapsed
 
     def observe(self, source: str, num_right: int) -> None:
         """How many leading tokens of a draft were right."""
         schedule = self._schedules.setdefault(source, _Schedule())
         schedule.recent = _MEMORY * schedule.recent + (1.0 - _MEMORY) * num_right
-        if schedule.recent >= 0.9:
-            schedule.interval = 2
-        elif schedule.recent >= 0.5:
-            schedule.interval = min(schedule.interval, _FIRST)
-        else:
-            schedule.interval = min(2 * schedule.interval, _LONGEST)
+        if schedule.recent < _POOR:
+            schedule.was_poor = True
+        elif schedule.recent >= _GOOD and schedule.was_poor:
+            schedule.was_poor = False
+            schedule.burst = _BURST

@@ -8,15 +8,19 @@ class PlannerSettings:
     """How bold the planner is.
 
     extra_share: extra time a step may cost above a plain one without any gain to pay from.
-    plain_every: one step in so many is plain, to keep the comparison honest. max_nodes: draft
-    nodes of one request. depths: depths asked of drafters that pay per level. hysteresis: how
-    much better another option must promise to be before the choice moves. probe_depth: chain
+    plain_every: one step in so many is plain, to keep the comparison honest. choose_every: steps
+    between two choices among all options; between them only node counts are decided. max_nodes:
+    draft nodes of one request. depths: depths asked of drafters that pay per level. hysteresis:
+    how much better another option must promise to be before the choice moves. probe_depth: chain
     asked of a source that is switched off; with the anchor it fills the four rows that cost what
-    one costs. fixed_deadline_s: wait for requests whose plan is given.
+    one costs. fixed_deadline_s: wait for requests whose plan is given. grant_steps: plain steps
+    that may be lost before anything was gained. loan_steps: plain steps that one request may
+    lose of what others gained. fade_per_step: trust kept in a source per step without it.
     """
 
     extra_share: float = 0.05
     plain_every: int = 100
+    choose_every: int = 4
     max_nodes: int = 31
     depths: tuple[int, ...] = (1, 2, 3, 4, 6)
     hysteresis: float = 0.03
