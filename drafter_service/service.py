@@ -29,6 +29,8 @@ from protos.tree import CandidateTree
 
 S = TypeVar("S", bound=Session)
 
+MakeRoom = Callable[[], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[S]):
@@ -57,10 +59,11 @@ class Algorithm(Protocol[S]):
     def release(self, session: S) -> None:
         """Free what is held for a session that was dropped."""
 
-    def run(self, jobs: Sequence[Job[S]], busy: set[int]) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job[S]], make_room: MakeRoom) -> list[Outcome]:
         """Absorb the jobs' rows and draft, all jobs together; one outcome per job.
 
-        Ids in `busy` name sessions that must not be evicted to make room.
+        `make_room` drops the session that was idle longest, never one of the jobs'; False when
+        there is none.
         """
 
 
@@ -169,7 +172,8 @@ class SessionDrafter(Generic[S]):
         if not jobs:
             return []
         self._num_rounds += sum(job.plan.kind is not PlanKind.NONE for job in jobs)
-        return self._algorithm.run(jobs, {job.session.session_id for job in jobs})
+        busy = {job.session.session_id for job in jobs}
+        return self._algorithm.run(jobs, lambda: self.sessions.evict(busy))
 
     def _result(self, work: DraftWork, outcome: Outcome) -> DraftResult:
         if outcome.status is DraftStatus.REFUSED:

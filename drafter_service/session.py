@@ -55,10 +55,13 @@ class Session:
         """Forget everything that depends on tokens from `base_len` on."""
         del self.tokens[base_len:]
         if self.computed_len > max(0, base_len - 1):
-            # Rows already used are gone, so those behind the cut must come again.
-            self.computed_len = max(0, base_len - 1)
-            self.pending.clear()
+            self.rewind(max(0, base_len - 1))
         self._cut_pending(base_len)
+
+    def rewind(self, computed_len: int) -> None:
+        """Take back computed rows from `computed_len` on: they are gone and must come again."""
+        self.computed_len = computed_len
+        self.pending.clear()
 
     def add_rows(self, rows: FeatureRows) -> None:
         """Keep what is new of `rows`. Those behind a gap, and those held already, are passed over.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from drafter_service.ngram.index import NgramIndex, draft_chain, draft_tree
-from drafter_service.service import Job, Outcome
+from drafter_service.service import Job, MakeRoom, Outcome
 from drafter_service.session import Session
 from drafter_service.tree_builder import ranked_along_best
 from protos.exchange import Plan, PlanKind, SessionOpen
@@ -45,7 +45,7 @@ class Ngram:
     def release(self, session: NgramSession) -> None:
         """Nothing is held outside the session."""
 
-    def run(self, jobs: Sequence[Job[NgramSession]], busy: set[int]) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job[NgramSession]], make_room: MakeRoom) -> list[Outcome]:
         """One look-up per job that asks for a draft."""
         outcomes: list[Outcome] = []
         for job in jobs:

@@ -1,0 +1,46 @@
+"""`eagle3` as an algorithm: a head, its slab of KV and the batcher that drafts with both.
+
+Rows are taken raw (aux states, fused here) or fused (projected on the verifier); both lead to the
+same g. Knows no file and no wire.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from drafter_service.batcher import Batcher, HeadSession
+from drafter_service.cache import KvSlab
+from drafter_service.eagle3.head import Eagle3Head
+from drafter_service.service import Job, MakeRoom, Outcome
+from protos.exchange import SessionOpen
+
+
+class Eagle3:
+    """Chains and EAGLE-2 dynamic trees of an EAGLE-3 or 3.1 head."""
+
+    def __init__(self, head: Eagle3Head, cache_bytes: int) -> None:
+        config = head.config
+        weight = head.lm_head.weight
+        self.head = head.eval().requires_grad_(False)
+        self.slab = KvSlab(
+            cache_bytes, config.num_kv_heads, config.head_dim, weight.dtype, weight.device
+        )
+        self.batcher = Batcher(self.head, self.slab, head.target_ids, weight.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute type."""
+        return self.head.lm_head.weight.dtype
+
+    def create(self, session_id: int, opened: SessionOpen) -> HeadSession:
+        """An empty session; it gets slots when it first computes."""
+        return HeadSession(session_id, opened)
+
+    def release(self, session: HeadSession) -> None:
+        """Give the session's slots back."""
+        self.slab.release(session.segment)
+        session.segment = None
+
+    def run(self, jobs: Sequence[Job[HeadSession]], make_room: MakeRoom) -> list[Outcome]:
+        """See `Algorithm.run`."""
+        return self.batcher.run(jobs, make_room)
