@@ -1,0 +1,193 @@
+"""Running a decoder over one laid-out step: the port, and transformers' own modules behind it.
+
+`ModulesDecoder` runs any family whose attention goes through transformers' AttentionInterface:
+step metadata travels as a forward keyword, no cache object exists, positions are explicit and the
+batch dimension is 1. What a family asks of attention is honoured or refused by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from protos.errors import CheckpointError
+from verifier_service.model.attention import AttentionShape, Scoring, StepAttention
+from verifier_service.model.invariance import Matrix
+from verifier_service.model.kv import Pool
+from verifier_service.model.layout import StepLayout
+
+Output = torch.Tensor | tuple[torch.Tensor, ...]
+"""What a decoder layer returns: the residual stream [1, R, H], alone or first."""
+Hook = Callable[[torch.nn.Module, object, Output], None]
+
+ATTENTION_NAME = "outrider_tiles"
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
+)
+"""Keywords that some families hand down to attention and that change nothing here."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What attention needs of one step. attentions: made by the first layer of each shape."""
+
+    layout: StepLayout
+    pool: Pool
+    multiple: int
+    num_calls: int = 0
+    attentions: dict[AttentionShape, StepAttention] = field(default_factory=dict)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put K and V [R, H, D] of all rows into their slots."""
+        layout, side = self.layout, self.pool.kv[layer]
+        if layout.first_slot is not None:
+            run = slice(layout.first_slot, layout.first_slot + layout.num_rows)
+            side[0, run] = keys[: layout.num_rows]
+            side[1, run] = values[: layout.num_rows]
+        else:
+            side[0].index_copy_(0, layout.slots, keys)
+            side[1].index_copy_(0, layout.slots, values)
+
+    def attention(self, shape: AttentionShape, dtype: torch.dtype) -> StepAttention:
+        """This step's attention for layers of one shape."""
+        if shape not in self.attentions:
+            self.attentions[shape] = StepAttention(self.layout, shape, dtype)
+        return self.attentions[shape]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOutput:
+    """logits [N, V] of the asked rows; states: aux states [R, H] by layer."""
+
+    logits: torch.Tensor
+    states: dict[int, torch.Tensor]
+
+
+class Decoder(Protocol):
+    """A target's layers. `logit_rows` int64 [N] are flat rows, padding included."""
+
+    def run(
+        self, context: StepContext, logit_rows: torch.Tensor, aux_layers: frozenset[int]
+    ) -> DecoderOutput:
+        """Run all layers over a step; writes K and V, returns logits and aux states."""
+
+    def matrices(self) -> list[Matrix]:
+        """All matrices, for the invariance check (repetitions allowed)."""
+
+
+class ModulesDecoder:
+    """transformers' own modules, unchanged."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._layers = _decoder_layers(model)
+
+    def run(
+        self, context: StepContext, logit_rows: torch.Tensor, aux_layers: frozenset[int]
+    ) -> DecoderOutput:
+        states: dict[int, torch.Tensor] = {}
+        hooks = [
+            self._layers[layer].register_forward_hook(_keep(states, layer)) for layer in aux_layers
+        ]
+        try:
+            output = self._model(
+                input_ids=context.layout.ids[None],
+                position_ids=context.layout.positions[None],
+                use_cache=False,
+                logits_to_keep=logit_rows,
+                outrider_step=context,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return DecoderOutput(output.logits[0], states)
+
+    def matrices(self) -> list[Matrix]:
+        """Decoder.matrices."""
+        return [
+            Matrix(module.out_features, module.in_features, module)
+            for module in self._model.modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+
+
+def register_attention() -> None:
+    """Make attention known to transformers under ATTENTION_NAME.
+
+    No mask function is registered under that name, so transformers builds no mask.
+    """
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    outrider_step: StepContext,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """AttentionInterface's signature: query [1, A, R, D], key and value [1, H, R, D]."""
+    unknown = sorted(
+        name
+        for name, asked in others.items()
+        if name not in _HARMLESS and asked is not None and asked is not False
+    )
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise CheckpointError(f"attention of this family needs {', '.join(unknown)}")
+    if key.shape != value.shape:
+        raise CheckpointError(
+            f"keys {list(key.shape)} and values {list(value.shape)} of different shape "
+            f"are not supported"
+        )
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # attributes of modules are untyped
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    pool_heads = outrider_step.pool.kv.shape[3:]
+    if keys.shape[1:] != pool_heads:
+        raise CheckpointError(
+            f"layer {layer} has keys of {list(keys.shape[1:])}, layer 0's are {list(pool_heads)}"
+        )
+    outrider_step.num_calls += 1
+    outrider_step.write(layer, keys, values)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    queries = query[0].transpose(0, 1) * scale
+    shape = AttentionShape(queries.shape[1], keys.shape[1], keys.shape[2], outrider_step.multiple)
+    out = torch.zeros_like(queries, memory_format=torch.contiguous_format)
+    outrider_step.attention(shape, queries.dtype).attend(
+        Scoring(sliding_window, softcap, s_aux),
+        queries,
+        outrider_step.pool.keys[layer],
+        outrider_step.pool.values[layer],
+        out,
+    )
+    return out[None], None
+
+
+def _decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise CheckpointError(
+            f"{type(model).__name__} keeps its decoder layers where they are not found (`layers`)"
+        )
+    return layers
+
+
+def _keep(states: dict[int, torch.Tensor], layer: int) -> Hook:
+    def hook(_module: torch.nn.Module, _inputs: object, output: Output) -> None:
+        states[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    return hook

@@ -1,0 +1,214 @@
+"""Load-time fusion of Llama-shaped decoders: the layers as one tight loop over packed matrices.
+
+Takes the modules' weights (one qkv matrix, one gate-up matrix per layer) and leaves nothing of
+the modules' own forward: rotary tables are looked up once a step, norms are one call,
+residuals are added by the matrix product. Greedy ids equal the unfused path in float32; in bf16
+fewer roundings happen, so logits differ in their last bits. Other shapes are not fused.
+
+Shapes: R rows, A query heads, H key-value heads, D head_dim, I intermediate_size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from verifier_service.model.attention import AttentionShape, Scoring
+from verifier_service.model.decoder import DecoderOutput, StepContext
+from verifier_service.model.invariance import Matrix
+from verifier_service.model.linear import Linear
+
+FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+class _NormModule(Protocol):
+    weight: torch.Tensor
+    variance_epsilon: float
+
+
+class _AttentionModule(Protocol):
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+
+
+class _MlpModule(Protocol):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+
+class _LayerModule(Protocol):
+    """A decoder layer of the Llama shape."""
+
+    self_attn: _AttentionModule
+    mlp: _MlpModule
+    input_layernorm: _NormModule
+    post_attention_layernorm: _NormModule
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    before_attention: _Norm
+    qkv: Linear
+    q_norm: _Norm | None
+    k_norm: _Norm | None
+    output: Linear
+    before_mlp: _Norm
+    gate_up: Linear
+    down: Linear
+    scoring: Scoring
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """True when every layer has the Llama shape and the family is one that was compared."""
+    config = model.config
+    return (
+        config.model_type in FUSED_FAMILIES
+        and config.hidden_act == "silu"
+        and all(_has_llama_shape(layer) for layer in model.base_model.layers)
+    )
+
+
+def _has_llama_shape(layer: nn.Module) -> bool:
+    parts = dict(layer.named_children())
+    if set(parts) != _LAYER_PARTS:
+        return False
+    matrices = [*parts["self_attn"].named_children(), *parts["mlp"].named_children()]
+    return {name for name, _ in parts["self_attn"].named_children()} <= _ATTENTION_PARTS and all(
+        type(module) is nn.Linear for name, module in matrices if name.endswith("_proj")
+    )
+
+
+class FusedDecoder:
+    """A Llama-shaped decoder. Keeps its own packed weights; the model may be dropped after."""
+
+    def __init__(self, model: PreTrainedModel, max_context: int) -> None:
+        config, base = model.config, model.base_model
+        attention = base.layers[0].self_attn
+        self._head_dim: int = attention.head_dim
+        self._num_heads: int = config.num_attention_heads
+        self._num_kv_heads: int = config.num_key_value_heads
+        self._embedding = base.embed_tokens.weight.detach()
+        self._cos, self._sin = _rotary_tables(base.rotary_emb, max_context, self._embedding)
+        self._scale: float = attention.scaling
+        self._layers = [_fuse_layer(layer, config) for layer in base.layers]
+        self._norm = _norm(base.norm)
+        self._head = Linear(model.get_output_embeddings().weight)
+
+    def run(
+        self, context: StepContext, logit_rows: torch.Tensor, aux_layers: frozenset[int]
+    ) -> DecoderOutput:
+        """Decoder.run."""
+        layout = context.layout
+        x = functional.embedding(layout.ids, self._embedding)
+        rows, heads, kv_heads = len(x), self._num_heads, self._num_kv_heads
+        rotated = heads + kv_heads
+        cos, sin = self._tables(layout.positions)
+        half = self._head_dim // 2
+        shape = AttentionShape(heads, kv_heads, self._head_dim, context.multiple)
+        attention = context.attention(shape, x.dtype)
+        mixed = x.new_zeros(rows, heads, self._head_dim)
+        flat = mixed.view(rows, -1)
+        states: dict[int, torch.Tensor] = {}
+        for number, layer in enumerate(self._layers):
+            qkv = layer.qkv(layer.before_attention(x)).view(rows, rotated + kv_heads, -1)
+            qk = qkv[:, :rotated]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                qk = torch.cat([layer.q_norm(qk[:, :heads]), layer.k_norm(qk[:, heads:])], dim=1)
+            turned = qk * cos
+            turned[..., :half].addcmul_(qk[..., half:], sin, value=-1)
+            turned[..., half:].addcmul_(qk[..., :half], sin)
+            context.write(number, turned[:, heads:], qkv[:, rotated:])
+            attention.attend(
+                layer.scoring,
+                turned[:, :heads],
+                context.pool.keys[number],
+                context.pool.values[number],
+                mixed,
+            )
+            x = layer.output.add(flat, x)
+            gate, up = layer.gate_up(layer.before_mlp(x)).chunk(2, dim=-1)
+            x = layer.down.add(functional.silu(gate).mul_(up), x)
+            if number in aux_layers:
+                states[number] = x
+        wanted = self._norm(x.index_select(0, logit_rows))
+        return DecoderOutput(self._head(wanted), states)
+
+    def matrices(self) -> list[Matrix]:
+        """Decoder.matrices."""
+        linears = [
+            linear
+            for layer in self._layers
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        return [linear.matrix for linear in (*linears, self._head)]
+
+    def _tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos [R, A + H, D] and sin [R, A + H, D / 2]; the queries' share carries the scale."""
+        heads = self._num_heads + self._num_kv_heads
+        factor = self._cos.new_ones(heads, 1)
+        factor[: self._num_heads] = self._scale
+        cos = self._cos.index_select(0, positions)[:, None] * factor
+        sin = self._sin.index_select(0, positions)[:, None] * factor
+        return cos, sin
+
+
+def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    window = getattr(attention, "sliding_window", None)
+    if config.model_type == "mistral":
+        window = config.sliding_window
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return _Layer(
+        before_attention=_norm(layer.input_layernorm),
+        qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+        q_norm=None if q_norm is None else _norm(q_norm),
+        k_norm=None if k_norm is None else _norm(k_norm),
+        output=_join(attention.o_proj),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_join(mlp.gate_proj, mlp.up_proj),
+        down=_join(mlp.down_proj),
+        scoring=Scoring(window=window),
+    )
+
+
+def _join(*linears: nn.Linear) -> Linear:
+    """Several matrices that read the same rows, as one."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if all(linear.bias is None for linear in linears):
+        return Linear(weight)
+    biases = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+        for linear in linears
+    ]
+    return Linear(weight, torch.cat([bias.detach() for bias in biases]))
+
+
+def _norm(module: _NormModule) -> _Norm:
+    return _Norm(module.weight.detach(), module.variance_epsilon)
+
+
+def _rotary_tables(
+    rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]], max_context: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos [max_context, D] and sin [max_context, D / 2] as the model's own module makes them."""
+    cos, sin = rotary(like, torch.arange(max_context)[None])
+    half = cos.shape[-1] // 2
+    return cos[0], sin[0, :, :half].contiguous()

@@ -1,0 +1,134 @@
+"""The load-time check that a token's logits depend on its own prefix alone, bit for bit.
+
+Two parts. `find_multiple` measures, for every distinct matrix, to what multiple rows must be
+padded so that a row's result ignores its neighbours and their number. `check_steps` then runs
+small steps through the whole target (prompt in one chunk, in pieces, token by token on scattered
+slots, branching trees, several requests at once) and compares logits with torch.equal. Nothing
+is taken on faith from another machine; what fails is reported, not hidden.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from verifier_service.model.kv import TILE
+from verifier_service.step import Span, Target
+
+MULTIPLES = (4, 8, 16, 32)
+"""Padding multiples tried, in this order."""
+_COUNTS = (4, 8, 12, 16, 24, 32, 48, 64, 128)
+_WIDE = 16_384
+"""Matrices with more outputs than this (lm_head) are tried with fewer rows."""
+CHECK_SLOTS = 512
+"""Slots that check_steps needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of a target: y = apply(x) for x [R, num_inputs]."""
+
+    num_outputs: int
+    num_inputs: int
+    apply: Callable[[torch.Tensor], torch.Tensor]
+
+
+@torch.inference_mode()
+def find_multiple(matrices: Iterable[Matrix], dtype: torch.dtype) -> tuple[int, str]:
+    """The smallest padding that makes rows independent, and "" or what no padding cures."""
+    distinct = {(m.num_outputs, m.num_inputs): m for m in matrices}
+    failed = ""
+    for multiple in MULTIPLES:
+        failed = ""
+        for matrix in distinct.values():
+            count = _first_difference(matrix, multiple, dtype)
+            if count:
+                failed = (
+                    f"({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a row among "
+                    f"{count} differs from the same row among more"
+                )
+                break
+        if not failed:
+            return multiple, ""
+    return MULTIPLES[0], failed
+
+
+def _first_difference(matrix: Matrix, multiple: int, dtype: torch.dtype) -> int:
+    """The row count at which a row changes, or 0."""
+    counts = [n for n in _COUNTS if n % multiple == 0]
+    if matrix.num_outputs > _WIDE:
+        counts = [n for n in counts if n <= TILE]
+    generator = torch.Generator().manual_seed(matrix.num_inputs)
+    x = torch.randn(counts[-1], matrix.num_inputs, generator=generator).to(dtype)
+    whole = matrix.apply(x)
+    for count in counts[:-1]:
+        alone = matrix.apply(x[-count:].contiguous())
+        if not torch.equal(alone, whole[-count:]):
+            return count
+    return 0
+
+
+def check_steps(target: Target) -> str:
+    """Run the same tokens in different company; "" when all logits are equal, else what differs.
+
+    Needs `allocate(CHECK_SLOTS)` before; leaves the pool dirty.
+    """
+    vocab = target.facts.vocab_size
+    length = min(TILE + 6, target.facts.max_context - 8)
+    if length < 8:
+        return ""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(vocab, (length + 8,), generator=generator).tolist()
+    scattered = torch.randperm(CHECK_SLOTS - 1, generator=generator) + 1
+    far, near = scattered[:length], scattered[length : 2 * length]
+    tail = scattered[2 * length : 2 * length + 16]
+
+    prompt = target.forward([_chunk(1, ids[:length], 0, torch.arange(1, length + 1), 1)])
+    cut = length // 2 + 1
+    target.forward([_chunk(1, ids[:cut], 0, far, 0)])
+    pieces = target.forward([_chunk(1, ids[cut:length], cut, far, 0)])
+    if not torch.equal(pieces, prompt[cut:]):
+        return "a prompt in two chunks differs from the prompt in one"
+    last = length - 1
+    one = target.forward([_chunk(1, ids[last:length], last, far, None)])
+    if not torch.equal(one[0], prompt[last]):
+        return "one token at a time differs from a chunk"
+
+    parents = (-1, 0, 0, 1, 1, 2, 3, 3, 6)
+    tree_slots = torch.cat([far[:last], tail[: len(parents)]])
+    tokens = tuple(ids[last : last + 1] + [(ids[length] + 7 * n) % vocab for n in range(8)])
+    tree = Span(1, tokens, last, tree_slots, parents, len(parents))
+    other = _chunk(2, ids[:9], 0, near[:9], 0)
+    branched = target.forward([other, tree])
+    if not torch.equal(branched[9], prompt[last]) or not torch.equal(branched[:9], prompt[:9]):
+        return "a tree's anchor or its neighbour differs from plain decoding"
+    return _check_paths(target, tokens, parents, last, far[:last], tail, branched[9:])
+
+
+def _check_paths(
+    target: Target,
+    tokens: tuple[int, ...],
+    parents: tuple[int, ...],
+    start: int,
+    prefix: torch.Tensor,
+    spare: torch.Tensor,
+    branched: torch.Tensor,
+) -> str:
+    """Every leaf's path as a chain, against the tree's rows."""
+    for leaf in set(range(len(parents))) - set(parents):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        slots = torch.cat([prefix, spare[-len(path) :]])
+        chain = target.forward([_chunk(1, [tokens[n] for n in path], start, slots, 0)])
+        if not torch.equal(chain, branched[path]):
+            return "a tree's node differs from plain decoding of its path"
+    return ""
+
+
+def _chunk(
+    key: int, ids: list[int], start: int, slots: torch.Tensor, first_slot: int | None
+) -> Span:
+    """An unbranched span with logits for all rows; first_slot 0 or None: slots are scattered."""
+    end = start + len(ids)
+    return Span(key, tuple(ids), start, slots[:end], None, len(ids), first_slot or None)

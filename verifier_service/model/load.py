@@ -1,0 +1,193 @@
+"""Loading a target: a Hugging Face directory in, a TransformersTarget with its facts out.
+
+Reads safetensors only, runs no code from the directory and reaches no hub. What cannot be served
+exactly is refused here, by name, not at the first request.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from protos.errors import CheckpointError, ConfigError
+from verifier_service.model.decoder import (
+    ATTENTION_NAME,
+    Decoder,
+    ModulesDecoder,
+    register_attention,
+)
+from verifier_service.model.fuse import FusedDecoder, can_fuse
+from verifier_service.model.invariance import CHECK_SLOTS, check_steps, find_multiple
+from verifier_service.model.taps import Taps
+from verifier_service.model.target import ROW_DTYPES, TransformersTarget
+from verifier_service.step import TapSpec, TargetFacts
+
+logger = logging.getLogger(__name__)
+
+
+def load_target(
+    path: Path | str,
+    dtype: torch.dtype = torch.bfloat16,
+    taps: Sequence[TapSpec] = (),
+    num_threads: int | None = None,
+    fuse: bool = True,
+    max_context: int | None = None,
+) -> TransformersTarget:
+    """Load the target in directory `path`.
+
+    dtype: float32 or bfloat16. num_threads: set for this process when given. fuse: use the fused
+    loop where the family allows. max_context: tokens per request, at most the model's own.
+    Raises CheckpointError or ConfigError, naming what is wrong.
+    """
+    directory = Path(path)
+    if dtype not in ROW_DTYPES:
+        raise ConfigError(f"a target runs in float32 or bfloat16, not {dtype}")
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory.name} holds no config.json")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    model = _read_model(directory, dtype)
+    config = model.config.get_text_config()
+    context = _max_context(config, max_context)
+    _check_rope(config, context)
+    fused = fuse and can_fuse(model)
+    decoder: Decoder = FusedDecoder(model, context) if fused else ModulesDecoder(model)
+    own_taps = Taps(taps, config.num_hidden_layers, config.hidden_size, dtype)
+    kv_heads = _kv_heads(config)
+    matrices = [*decoder.matrices(), *(linear.matrix for linear in own_taps.linears)]
+    multiple, note = find_multiple(matrices, dtype)
+    digest = checkpoint_digest(directory)
+    facts = TargetFacts(
+        name=directory.name,
+        digest=digest,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        max_context=context,
+        eos_token_ids=eos_token_ids(directory, config),
+        dtype=ROW_DTYPES[dtype],
+        bytes_per_slot=_bytes_per_slot(config, kv_heads, own_taps, dtype),
+        fingerprint=_fingerprint(digest, dtype, fused),
+        invariant=not note,
+        invariance_note=note,
+    )
+    target = TransformersTarget(facts, decoder, own_taps, kv_heads, dtype, multiple)
+    return _checked(target)
+
+
+def _checked(target: TransformersTarget) -> TransformersTarget:
+    """The target with its facts completed by small steps through all of it."""
+    target.allocate(CHECK_SLOTS)
+    note = check_steps(target)
+    target.free()
+    if note and target.facts.invariant:
+        target.facts = replace(target.facts, invariant=False, invariance_note=note)
+    if not target.facts.invariant:
+        logger.warning("target %s: %s", target.facts.name, target.facts.invariance_note)
+    return target
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """sha256 over config.json and the weight files, first 32 hex digits."""
+    digest = hashlib.sha256()
+    for file in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
+        digest.update(file.name.encode())
+        with file.open("rb") as data:
+            digest.update(hashlib.file_digest(data, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Every id that ends a text: config's, generation_config's and the tokenizer's, ascending."""
+    found: set[int] = set()
+    declared = [config.eos_token_id]
+    if (directory / "generation_config.json").is_file():
+        declared.append(GenerationConfig.from_pretrained(directory).eos_token_id)
+    if any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        declared.append(tokenizer.eos_token_id)
+    for ids in declared:
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(found))
+
+
+def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+    if not list(directory.glob("*.safetensors")):
+        raise CheckpointError(f"{directory.name} holds no safetensors weights")
+    register_attention()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    return model.eval()
+
+
+def _max_context(config: PreTrainedConfig, asked: int | None) -> int:
+    own = int(config.max_position_embeddings)
+    if asked is None:
+        return own
+    if not 1 <= asked <= own:
+        raise ConfigError(f"max_context must be between 1 and the model's {own}, not {asked}")
+    return asked
+
+
+def _check_rope(config: PreTrainedConfig, max_context: int) -> None:
+    """Refuse rotary scalings that look at more than a token's own position."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in nested or [parameters]:
+        kind = rope.get("rope_type", "default")
+        if kind == "dynamic":
+            raise CheckpointError(
+                "rope_type 'dynamic' changes a token's rotation with its neighbours' length"
+            )
+        if kind == "longrope":
+            short = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", config.max_position_embeddings
+            )
+            if max_context > short:
+                raise CheckpointError(
+                    f"rope_type 'longrope' is served with its short factors only: set "
+                    f"max_context to {short} or less (now {max_context})"
+                )
+
+
+def _kv_heads(config: PreTrainedConfig) -> tuple[int, int]:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None)
+    return int(heads), int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def _bytes_per_slot(
+    config: PreTrainedConfig, kv_heads: tuple[int, int], taps: Taps, dtype: torch.dtype
+) -> int:
+    elements = 2 * config.num_hidden_layers * kv_heads[0] * kv_heads[1] + sum(taps.widths.values())
+    return int(elements * dtype.itemsize)
+
+
+def _fingerprint(digest: str, dtype: torch.dtype, fused: bool) -> str:
+    """Verifiers with the same fingerprint give the same bits."""
+    parts = (
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        str(torch.get_num_threads()),
+        str(dtype),
+        digest,
+        "fused" if fused else "modules",
+    )
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

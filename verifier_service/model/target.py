@@ -1,0 +1,91 @@
+"""The target of step.py: a decoder, a pool and taps behind one `forward`.
+
+Lays spans out, runs the decoder, keeps K, V and feature rows in their slots. Knows no request and
+samples nothing. Used by one thread.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from protos.features import DType
+from verifier_service.model.decoder import Decoder, StepContext
+from verifier_service.model.kv import Pool
+from verifier_service.model.layout import lay_out
+from verifier_service.model.taps import Taps
+from verifier_service.step import Span, TargetFacts
+
+ROW_DTYPES = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16}
+"""Element types a target may have, with the row type each gives."""
+
+
+class TransformersTarget:
+    """Target (step.py) for a transformers model. `load_target` makes it."""
+
+    def __init__(
+        self,
+        facts: TargetFacts,
+        decoder: Decoder,
+        taps: Taps,
+        kv_heads: tuple[int, int],
+        dtype: torch.dtype,
+        multiple: int,
+    ) -> None:
+        """kv_heads: key-value heads and head_dim. multiple: rows are padded to it."""
+        self.facts = facts
+        """Constant after loading."""
+        self._decoder = decoder
+        self._taps = taps
+        self._kv_heads = kv_heads
+        self._dtype = dtype
+        self._multiple = multiple
+        self._pool: Pool | None = None
+
+    def allocate(self, num_slots: int) -> None:
+        """Create the pool of `num_slots` slots, slot 0 included."""
+        heads, head_dim = self._kv_heads
+        self._pool = Pool(
+            self.facts.num_layers, num_slots, heads, head_dim, self._dtype, self._taps.widths
+        )
+
+    def free(self) -> None:
+        """Drop the pool."""
+        self._pool = None
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Run one step; logits [sum num_logits, V] in span order, in the target's dtype."""
+        pool = self._require_pool()
+        layout = lay_out(spans, self._multiple, self._dtype)
+        wanted = layout.logit_rows
+        count = max(len(wanted), 1)
+        padded = [*wanted, *[0] * (-(-count // self._multiple) * self._multiple - len(wanted))]
+        output = self._decoder.run(
+            StepContext(layout, pool, self._multiple), torch.tensor(padded), self._taps.aux_layers
+        )
+        for key, rows in self._taps.rows(output.states).items():
+            pool.rows[key].index_copy_(0, layout.slots, rows)
+        return output.logits[: len(wanted)]
+
+    @torch.inference_mode()
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy KV and feature rows between slots, all layers at once. int64 [n] each."""
+        self._require_pool().move(source, destination)
+
+    def read_rows(self, key: str, slots: torch.Tensor) -> bytes:
+        """Feature rows of these slots, little-endian, in the target's row dtype."""
+        rows = self._require_pool().rows[key].index_select(0, slots)
+        return rows.view(torch.uint8).numpy().tobytes()
+
+    def row_width(self, key: str) -> int:
+        """Elements of one row under this tap."""
+        return self._taps.widths[key]
+
+    def row_dtype(self, key: str) -> DType:
+        """Element type of rows under this tap."""
+        assert key in self._taps.widths
+        return ROW_DTYPES[self._dtype]
+
+    def _require_pool(self) -> Pool:
+        assert self._pool is not None, "allocate() comes before the first step"
+        return self._pool
