@@ -5,6 +5,7 @@ rank drawn from its own distribution and, once wrong, only guesses. What the pla
 it learns only through its port, as in the engine.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -137,7 +138,9 @@ class World:
         length: int = 200,
         seed: int = 0,
         noise: float = 0.03,
+        speculation: Speculation | None = None,
     ) -> None:
+        self._speculation = speculation or Speculation()
         self._planner = planner
         self._drafters = {d.name: d for d in drafters}
         self._rng = random.Random(seed)
@@ -200,7 +203,7 @@ class World:
         tokens, remaining = self._views[key]
         params = SamplingParams(temperature=0.0, max_tokens=self._length)
         return SequenceView(
-            key, str(key), tokens, len(tokens) - 1, params, Speculation(), remaining, True
+            key, str(key), tokens, len(tokens) - 1, params, self._speculation, remaining, True
         )
 
     def _draft(
@@ -262,7 +265,7 @@ class World:
 def step_s(rows: int, branching: int) -> float:
     """The world's own verify time, which the planner has to learn."""
     points = sorted(CPU_STEP_S)
-    for low, high in zip(points, points[1:], strict=False):
+    for low, high in itertools.pairwise(points):
         if rows <= high:
             share = (rows - low) / (high - low)
             base = CPU_STEP_S[low] + share * (CPU_STEP_S[high] - CPU_STEP_S[low])

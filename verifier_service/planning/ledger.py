@@ -49,6 +49,7 @@ class Ledger:
         self._bank = bank
         self._speculating: set[int] = set()
         self._committed: dict[int, int] = {}
+        self._gone: set[int] = set()
         self._drafted = 0
         self._step: _Step | None = None
         self._last_base_rows = 1
@@ -57,6 +58,9 @@ class Ledger:
         """Settle the step before and begin the next."""
         if self._step is not None and self._committed:
             self._bank.settle(self._committed, self._step.plain_s, self._step.elapsed_s)
+        for key in self._gone:
+            self._bank.forget(key)
+        self._gone = set()
         self._committed = {}
         self._step = None
         self._drafted = 0
@@ -114,5 +118,5 @@ class Ledger:
         counts.plain_equivalent_s += plain_s
 
     def forget(self, key: int) -> None:
-        """The request left: settle nothing more for it."""
-        self._bank.forget(key)
+        """The request left; its last step is still settled into the whole."""
+        self._gone.add(key)
