@@ -49,6 +49,9 @@ class DrafterSettings(_Section):
         default="", description="Directory of the target: its embedding and its digest."
     )
     dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where to compute; auto takes a GPU where there is one."
+    )
     num_threads: int = Field(default=1, ge=0, le=256, description="Torch threads; 0 leaves them.")
     limits: DrafterLimits = Field(default_factory=DrafterLimits, description="Bounds.")
     idle_session_s: float = Field(
