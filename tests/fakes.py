@@ -243,7 +243,7 @@ def _bush(right: Sequence[int], plan: Plan, vocab_size: int, rng: random.Random)
     for depth, token in enumerate(right, 1):
         if len(tokens) >= plan.nodes:
             break
-        others = [t for t in rng.sample(range(vocab_size), min(plan.width, vocab_size))]
+        others = rng.sample(range(vocab_size), min(plan.width, vocab_size))
         family = [t for t in others if t != token][: plan.width - 1]
         family.insert(rng.randrange(len(family) + 1), token)
         first = len(tokens)
