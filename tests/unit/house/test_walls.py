@@ -193,7 +193,13 @@ def _import_alone(module: str) -> set[str]:
 
 
 HEAVY = {"torch", "transformers", "ray", "grpc"}
-LIGHT = ["protos.exchange", "protos.generation", "protos.features"]
+LIGHT = [
+    "protos.exchange",
+    "protos.generation",
+    "protos.features",
+    "drafter_service.config",
+    "cluster.config",
+]
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -104,16 +104,17 @@ RULES = (
     ),
 )
 
-# Where something broad or loud has its one place: each server's edge, and the hand-over of one
-# task's failure to another. A handler that cleans up and raises again is not broad.
+# Where something broad or loud has its one place: each server's edge, the engine thread's, and the
+# hand-over of one task's failure to another. A handler that raises again is not broad.
 BROAD_EXCEPT_IN = (
     "verifier_service/server.py",
+    "verifier_service/engine/service.py",
     "drafter_service/server.py",
     "cluster/http/ingress.py",
     "cluster/http/call.py",
     "cluster/fleet/deployments.py",
 )
-PRINT_IN = (*_CLI, "*/bench*", "tests/benchmarks/*", "tests/device/*")
+PRINT_IN = (*_CLI, "cluster/tools/serving.py", "*/bench*", "tests/benchmarks/*", "tests/device/*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,8 @@ def style_faults(source: Source) -> list[str]:
         faults.append(f"{source.path} opens without a docstring")
     for node in ast.walk(source.tree):
         what = _loud(node)
+        if what in ("stub", "broad except") and source.path.startswith("tests/"):
+            continue  # abstract fakes and threads that report a failure to their test
         if what == "print" and matches(source.path, PRINT_IN):
             continue
         if what == "broad except" and matches(source.path, BROAD_EXCEPT_IN):

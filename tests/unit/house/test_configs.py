@@ -1,0 +1,62 @@
+"""Every file under configs/ is read by whoever reads it in earnest, and none is left over."""
+
+import ast
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from cluster.config import read_config
+from cluster.tools.manifest import check_manifest
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = ROOT / "configs"
+
+
+def read_constraints(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        (pin,) = Requirement(line).specifier
+        assert pin.operator == "==", line
+
+
+def read_manifest(path: Path) -> None:
+    assert check_manifest(path) == []
+
+
+def read_recipe(path: Path) -> None:
+    from drafter_service.training.settings import load_settings
+
+    load_settings(path)
+
+
+def read_dockerfile(path: Path) -> None:
+    assert re.search(r"^FROM \S+:\S+$", path.read_text(), re.MULTILINE)
+
+
+READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
+    ("__init__.py", lambda path: ast.parse(path.read_text())),
+    ("constraints*.txt", read_constraints),
+    ("kubernetes/rayservice*.yaml", read_manifest),
+    ("kubernetes/cluster*.yaml", read_config),
+    ("kubernetes/Dockerfile", read_dockerfile),
+    ("train*/*.yaml", read_recipe),
+    ("*.yaml", read_config),
+)
+
+
+def files() -> list[str]:
+    found = (p for p in CONFIGS.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return sorted(path.relative_to(CONFIGS).as_posix() for path in found)
+
+
+@pytest.mark.parametrize("name", files())
+def test_every_config_file_loads(name):
+    for pattern, read in READERS:
+        if fnmatchcase(name, pattern):
+            read(CONFIGS / name)
+            return
+    pytest.fail(f"nothing reads configs/{name}")
