@@ -123,6 +123,8 @@ class DraftDesk:
             tally.add(_UNDRAFTED[result.status])
             if result.status is DraftStatus.REFUSED:
                 _logger.info("%s refused a session: %s", entry.source, result.detail)
+                if step is not None:
+                    step.give_up_session(session_id)
                 self._book.refuse(entry)
         elif reply is not None:
             tally.time_reply(reply.latency_s, drafter_s)
