@@ -5,9 +5,11 @@ replicas without either (the ingress) sit beside the verifier. Reaches no cluste
 checkpoint. What it returns passes its own lint, or it refuses, naming every fault.
 """
 
+import argparse
 import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,23 @@ class ManifestOptions:
         if match is None:
             raise ConfigError(f"the image's tag must name Ray's version, such as ray2.60.0: {tag}")
         return match[1]
+
+
+def main(argv: Sequence[str]) -> int:
+    """`outrider manifest CONFIG [--name N] [--image I] [--secret S] [--models-claim C]`."""
+    given = ManifestOptions()
+    parser = argparse.ArgumentParser(prog="outrider manifest", description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path, help="the cluster's YAML")
+    parser.add_argument("--name", default=given.name, help="of the RayService")
+    parser.add_argument("--image", default=given.image, help="its tag names Ray's version")
+    parser.add_argument("--secret", default=given.secret, help="Secret with `token` and `api-keys`")
+    parser.add_argument(
+        "--models-claim", default=given.models_claim, help="volume claim of /models"
+    )
+    args = parser.parse_args(argv)
+    options = ManifestOptions(args.name, args.image, args.secret, args.models_claim)
+    sys.stdout.write(render(args.config, options))
+    return 0
 
 
 def render(path: Path, options: ManifestOptions) -> str:

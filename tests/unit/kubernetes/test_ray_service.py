@@ -11,7 +11,7 @@ import yaml
 
 from cluster.config import read_config
 from cluster.fleet.kuberay import manifest_faults, name_faults, node_groups, quantity
-from cluster.tools.manifest import ManifestOptions, check_manifest, ray_service, render
+from cluster.tools.manifest import ManifestOptions, check_manifest, main, ray_service, render
 from protos.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs" / "kubernetes"
@@ -39,6 +39,11 @@ def test_the_shipped_manifest_has_no_fault(manifest):
 
 def test_the_shipped_manifest_is_what_the_generator_writes():
     assert SHIPPED.read_text() == render(CLUSTER, ManifestOptions())
+
+
+def test_the_command_prints_the_manifest(capsys):
+    assert main([str(CLUSTER), "--name", "other"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["metadata"]["name"] == "other"
 
 
 def test_the_shipped_manifest_fits_kuberays_schema(schema, manifest):
