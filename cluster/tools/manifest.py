@@ -65,11 +65,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="outrider manifest", description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="the cluster's YAML")
     parser.add_argument("--name", default=given.name, help="of the RayService")
-    parser.add_argument("--image", default=given.image, help="its tag names Ray's version")
-    parser.add_argument("--secret", default=given.secret, help="Secret with `token` and `api-keys`")
-    parser.add_argument(
-        "--models-claim", default=given.models_claim, help="volume claim of /models"
-    )
+    parser.add_argument("--image", default=given.image, help="tag names Ray's version")
+    parser.add_argument("--secret", default=given.secret, help="Secret: token, api-keys")
+    parser.add_argument("--models-claim", default=given.models_claim, help="claim behind /models")
     args = parser.parse_args(argv)
     options = ManifestOptions(args.name, args.image, args.secret, args.models_claim)
     sys.stdout.write(render(args.config, options))
