@@ -190,8 +190,8 @@ def test_late_drafts_are_rerooted_and_still_count(start, build, truth):
     assert house.client.texts()["a"] == truth["a"]
     counts = house.exchange.counts()["fake"]
     assert counts.late > 0
-    assert counts.rerooted >= counts.late - 1
-    assert counts.stale == 0
+    # A late draft that is used commits its whole path, so the next one has nothing left below it.
+    assert counts.rerooted >= counts.stale > 0
     assert house.client.last("a").counts.num_accepted > 0
 
 
