@@ -97,7 +97,7 @@ class Target(Protocol):
         """Feature rows of these slots, little-endian, in the target's row dtype."""
 
     def row_width(self, key: str) -> int:
-        """Elements of one row under this tap."""
+        """Elements of one row under this tap; KeyError when rows are not kept under it."""
 
     def row_dtype(self, key: str) -> DType:
         """Element type of rows under this tap (float32 for a float32 target, else bf16)."""

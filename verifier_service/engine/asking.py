@@ -1,30 +1,21 @@
 """The advisers' part of a step: whom to ask for drafts, and which nodes to verify.
 
-Turns running requests into views, honours the per-request override (off, fixed), lets the planner
-decide the rest, and hands back one merged, admitted tree per decoding request. Knows no tokens'
-truth: whatever advisers answer is checked here, and their permitted errors (`OutriderError`) cost
-drafts, never a step.
+Turns running requests into views, lets the planner decide, and hands back one merged, admitted
+tree per decoding request. Whatever advisers answer is checked here: a request that wants no drafts
+is asked for none, nothing is drafted past the last token that may be committed, and the errors
+they may raise (`OutriderError`) cost drafts, never a step.
 """
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protos.errors import OutriderError
-from protos.exchange import Plan, PlanKind
-from protos.generation import Speculation, SpeculationMode
+from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.batch import MergedDraft, is_draft_usable, merge_drafts
-from verifier_service.engine.ports import (
-    Draft,
-    DraftAsk,
-    Drafting,
-    Planner,
-    SequenceView,
-    SourceInfo,
-    SourcePlan,
-)
+from verifier_service.engine.ports import Draft, DraftAsk, Drafting, Planner, SequenceView
 from verifier_service.engine.request import RunningRequest
 
 _log = logging.getLogger(__name__)
@@ -67,12 +58,15 @@ class Asking:
 
     def ask(self, requests: Sequence[RunningRequest]) -> Answers:
         """One exchange for all running requests; those still in their prompt only absorb."""
-        views = [view_of(r) for r in requests if _mode(r.request.speculation) is not _OFF]
-        if not views:
+        views = [view_of(request) for request in requests]
+        plans, deadline_s = self._planner.plan(views, self._drafting.sources())
+        asks = [
+            DraftAsk(view, plan if view.decoding and view.remaining > 1 else ())
+            for view, plan in zip(views, plans, strict=True)
+            if view.speculation.mode is not SpeculationMode.OFF
+        ]
+        if not asks:
             return Answers({})
-        sources = self._drafting.sources()
-        plans, deadline_s = self._plans(views, sources)
-        asks = [DraftAsk(view, plans.get(view.key, ())) for view in views]
         began = time.perf_counter()
         try:
             answered = self._drafting.exchange(asks, min(deadline_s, self._max_wait_s))
@@ -80,102 +74,47 @@ class Asking:
             _log.warning("draft exchange failed, stepping without drafts: %s", error)
             return Answers({}, time.perf_counter() - began, has_failed=True)
         wait_s = time.perf_counter() - began
-        base_lens = {view.key: view.base_len for view in views if view.decoding}
+        return self._checked({ask.view.key: ask.view for ask in asks}, answered, wait_s)
+
+    def admit(
+        self, decoding: Sequence[RunningRequest], answers: Answers, room: int
+    ) -> dict[int, MergedDraft]:
+        """Merged and admitted trees by request key, at most `room` draft nodes together."""
+        if not answers.drafts:
+            return {}
+        # Below the last token that may be committed nothing can be accepted.
+        merged = [merge_drafts(answers.drafts.get(r.key, ()), r.remaining - 1) for r in decoding]
+        trees = self._planner.admit(
+            [view_of(request) for request in decoding],
+            [draft.tree for draft in merged],
+            room,
+            [draft.sources for draft in merged],
+        )
+        admitted: dict[int, MergedDraft] = {}
+        for request, draft, given in zip(decoding, merged, trees, strict=True):
+            tree = given.best(room)
+            room -= tree.num_nodes
+            admitted[request.key] = draft.cut_to(tree)
+        return admitted
+
+    def _checked(
+        self, views: dict[int, SequenceView], answered: dict[int, list[Draft]], wait_s: float
+    ) -> Answers:
         usable: dict[int, list[Draft]] = {}
         num_dropped = 0
         for key, drafts in answered.items():
-            base_len = base_lens.get(key, -1)
-            good = [d for d in drafts if is_draft_usable(d, base_len, self._vocab_size)]
+            view = views.get(key)
+            good = [
+                draft
+                for draft in drafts
+                if view is not None
+                and view.decoding
+                and is_draft_usable(draft, view.base_len, self._vocab_size)
+            ]
             num_dropped += len(drafts) - len(good)
             if good:
                 usable[key] = good
         return Answers(usable, wait_s, num_dropped)
-
-    def admit(
-        self, requests: Sequence[RunningRequest], answers: Answers, room: int
-    ) -> dict[int, MergedDraft]:
-        """Merged and admitted trees by request key, at most `room` draft nodes together."""
-        fixed: list[tuple[RunningRequest, MergedDraft]] = []
-        free: list[tuple[RunningRequest, MergedDraft]] = []
-        for request in requests:
-            # Below the last token that may be committed nothing can be accepted.
-            merged = merge_drafts(answers.drafts.get(request.key, ()), request.remaining - 1)
-            if merged.tree.num_nodes:
-                is_fixed = _mode(request.request.speculation) is SpeculationMode.FIXED
-                (fixed if is_fixed else free).append((request, merged))
-        admitted: dict[int, MergedDraft] = {}
-        for index, (request, merged) in enumerate(fixed):
-            share = min(_node_cap(request.request.speculation), room // (len(fixed) - index))
-            tree = merged.tree.best(share)
-            room -= tree.num_nodes
-            admitted[request.key] = merged.cut_to(tree)
-        if free:
-            trees = self._planner.admit(
-                [view_of(request) for request, _ in free],
-                [merged.tree for _, merged in free],
-                room,
-                [merged.sources for _, merged in free],
-            )
-            for (request, merged), given in zip(free, trees, strict=True):
-                tree = given.best(room)
-                room -= tree.num_nodes
-                admitted[request.key] = merged.cut_to(tree)
-        return admitted
-
-    def _plans(
-        self, views: Sequence[SequenceView], sources: Sequence[SourceInfo]
-    ) -> tuple[dict[int, tuple[SourcePlan, ...]], float]:
-        decoding = [view for view in views if view.decoding and view.remaining > 1]
-        fixed = [v for v in decoding if _mode(v.speculation) is SpeculationMode.FIXED]
-        free = [v for v in decoding if _mode(v.speculation) is SpeculationMode.AUTO]
-        plans = {view.key: fixed_plans(view.speculation, sources) for view in fixed}
-        deadline_s = self._max_wait_s if any(plans.values()) else 0.0
-        if free:
-            planned, planned_s = self._planner.plan(free, sources)
-            plans |= {view.key: plan for view, plan in zip(free, planned, strict=True)}
-            deadline_s = max(deadline_s, planned_s)
-        return plans, deadline_s
-
-
-_OFF = SpeculationMode.OFF
-
-
-def _mode(speculation: Speculation) -> SpeculationMode:
-    return speculation.mode
-
-
-def fixed_plans(speculation: Speculation, sources: Sequence[SourceInfo]) -> tuple[SourcePlan, ...]:
-    """The override's plan for its drafters (all when none is named), clamped to what each can do.
-
-    A source that makes no trees is asked for a chain of the same depth.
-    """
-    plan = speculation.plan
-    if plan is None or plan.kind is PlanKind.NONE:
-        return ()
-    named = [s for s in sources if not speculation.drafters or s.name in speculation.drafters]
-    return tuple(
-        SourcePlan(source.name, fitted) for source in named if (fitted := _fit(plan, source))
-    )
-
-
-def _fit(plan: Plan, source: SourceInfo) -> Plan | None:
-    limits = source.capabilities
-    if plan.kind not in limits.plan_kinds:
-        if PlanKind.CHAIN not in limits.plan_kinds:
-            return None
-        plan = Plan(PlanKind.CHAIN, depth=plan.depth)
-    return replace(
-        plan,
-        depth=min(plan.depth, limits.max_depth or plan.depth),
-        width=min(plan.width, limits.max_width or plan.width),
-        nodes=min(plan.nodes, limits.max_nodes or plan.nodes),
-    )
-
-
-def _node_cap(speculation: Speculation) -> int:
-    """Draft nodes that a fixed plan allows a merged tree: its own number where it names one."""
-    plan = speculation.plan
-    return plan.nodes if plan is not None and plan.nodes > 0 else 1 << 30
 
 
 def fair_cut(trees: Sequence[CandidateTree], room: int) -> list[CandidateTree]:

@@ -30,10 +30,14 @@ class PagedRows:
         request = self._requests.get(key)
         if request is None or not 0 <= start < end <= request.computed_len:
             return None
+        try:
+            width = self._target.row_width(tap)
+        except KeyError:
+            return None
         return FeatureRows(
             start=start,
             count=end - start,
-            width=self._target.row_width(tap),
+            width=width,
             dtype=self._target.row_dtype(tap),
             data=self._target.read_rows(tap, request.slots(end)[start:]),
         )

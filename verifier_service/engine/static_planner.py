@@ -1,13 +1,16 @@
 """A planner that always asks for the same drafts and verifies all that fit.
 
-For tests, benchmarks and a verifier run on its own; it learns nothing.
+For tests, benchmarks and a verifier run on its own; it learns nothing. The per-request override
+(off, fixed) is honoured like everywhere else.
 """
 
 from collections.abc import Sequence
 
+from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.asking import fair_cut
 from verifier_service.engine.ports import RoundOutcome, SequenceView, SourceInfo, SourcePlan
+from verifier_service.planning.asking import fixed_node_budget, fixed_plans
 
 
 class StaticPlanner:
@@ -21,9 +24,8 @@ class StaticPlanner:
         self, views: Sequence[SequenceView], sources: Sequence[SourceInfo]
     ) -> tuple[list[tuple[SourcePlan, ...]], float]:
         """The same plans for every view, less those whose source cannot be asked now."""
-        names = {source.name for source in sources}
-        plans = tuple(plan for plan in self._plans if plan.source in names)
-        return [plans for _ in views], self._deadline_s if plans else 0.0
+        planned = [self._plan_one(view, sources) for view in views]
+        return planned, self._deadline_s if any(planned) else 0.0
 
     def admit(
         self,
@@ -32,8 +34,12 @@ class StaticPlanner:
         room: int,
         sources: Sequence[tuple[tuple[str, ...], ...]] = (),
     ) -> list[CandidateTree]:
-        """All nodes while they fit, else equal shares."""
-        return fair_cut(trees, room)
+        """All nodes while they fit (a fixed plan's own bound first), else equal shares."""
+        bounded = [
+            tree if (most := _most_nodes(view)) is None else tree.best(most)
+            for view, tree in zip(views, trees, strict=True)
+        ]
+        return fair_cut(bounded, room)
 
     def observe_round(self, outcome: RoundOutcome) -> None:
         """Nothing is learnt."""
@@ -45,3 +51,20 @@ class StaticPlanner:
 
     def forget(self, key: int) -> None:
         """Nothing is kept."""
+
+    def _plan_one(
+        self, view: SequenceView, sources: Sequence[SourceInfo]
+    ) -> tuple[SourcePlan, ...]:
+        mode = view.speculation.mode
+        if not view.decoding or mode is SpeculationMode.OFF:
+            return ()
+        if mode is SpeculationMode.FIXED:
+            return fixed_plans(view.speculation, sources, view.remaining)
+        names = {source.name for source in sources}
+        return tuple(plan for plan in self._plans if plan.source in names)
+
+
+def _most_nodes(view: SequenceView) -> int | None:
+    if view.speculation.mode is not SpeculationMode.FIXED:
+        return None
+    return fixed_node_budget(view.speculation)
