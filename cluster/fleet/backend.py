@@ -1,0 +1,119 @@
+"""The ingress's view of the verifiers: a Serve handle behind the HTTP face's port.
+
+Knows no HTTP and no model. Invariant: a generation that is closed early cancels the request at the
+verifier; a verifier's errors come out as the classes they went in.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from cluster.fleet.messages import VerifierReport
+from cluster.fleet.router import Router
+from cluster.http.ingress import Served
+from protos.errors import OutriderError, Overloaded, PeerUnavailable
+from protos.generation import GenerationRequest, TokenRun
+
+logger = logging.getLogger(__name__)
+
+
+class HandleBackend:
+    """Generates through a verifier deployment's handle. Used on one event loop."""
+
+    def __init__(self, verifier: Any, period_s: float, timeout_s: float) -> None:  # noqa: ANN401
+        self._verifier = verifier
+        self._generate = verifier.options(method_name="generate", stream=True)
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._reports: tuple[VerifierReport, ...] = ()
+        self._router = Router()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Wait for the first report, then keep looking.
+
+        Raises: PeerUnavailable when no verifier answers.
+        """
+        await self._look()
+        if not self._reports:
+            raise PeerUnavailable("no verifier answers yet")
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def served(self) -> Served:
+        """See `Backend.served`; the smallest of all verifiers where they differ."""
+        reports = self._reports
+        if not reports:
+            raise PeerUnavailable("no verifier is running; try again")
+        names = dict.fromkeys(s.name for report in reports for s in report.sources)
+        return Served(
+            max_context=min(report.max_context for report in reports),
+            vocab_size=min(report.vocab_size for report in reports),
+            fingerprint="+".join(sorted({report.fingerprint for report in reports})),
+            drafters=tuple(names),
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
+        """See `Backend.generate`."""
+        response = self._generate.remote(self._router.route(request))
+        finished = False
+        try:
+            async for item in response:
+                if isinstance(item, OutriderError):
+                    finished = True
+                    raise item
+                finished = item.finish_reason is not None
+                yield item
+        except BackPressureError as error:
+            raise Overloaded("all verifiers are full") from error
+        except (RayError, RayServeException) as error:
+            logger.warning("%s: verifier lost: %s", request.request_id, type(error).__name__)
+            raise PeerUnavailable("the verifier went away; try again") from error
+        finally:
+            # Synchronous on purpose: a cancelled task may not await here.
+            if not finished:
+                response.cancel()
+
+    async def statistics(self) -> Mapping[str, object]:
+        """Sums over verifier replicas of what they report."""
+        await self._look()
+        return {"verifier": sum_nested([report.statistics for report in self._reports])}
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            results = await self._verifier.broadcast("describe").results_async(
+                timeout_s=self._timeout_s, return_exceptions=True
+            )
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("verifiers do not answer: %s", type(error).__name__)
+            results = []
+        self._reports = tuple(r for r in results if isinstance(r, VerifierReport))
+        self._router.learn(self._reports)
+
+
+def sum_nested(values: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Numbers of nested mappings added up, key by key."""
+    total: dict[str, object] = {}
+    for value in values:
+        for key, item in value.items():
+            before = total.get(key)
+            if isinstance(item, Mapping):
+                inner = before if isinstance(before, Mapping) else {}
+                total[key] = sum_nested([inner, item])
+            elif isinstance(item, int | float):
+                total[key] = (before if isinstance(before, int | float) else 0) + item
+    return total

@@ -1,0 +1,83 @@
+"""Who is alive: each verifier looks at the drafter deployments and tells its draft exchange.
+
+Every period one broadcast per deployment; what answers and is not draining is the running set.
+Serve's own long poll says which replicas exist, so a replica that was removed is out of the set
+at the next look, and sessions on it move. A look that fails as a whole changes nothing: a busy
+controller must not look like dead drafters.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from cluster.fleet.messages import DrafterReport
+from protos.exchange import DrafterReplica
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaSink(Protocol):
+    """The exchange's side."""
+
+    def set_replicas(self, source: str, replicas: Sequence[DrafterReplica]) -> None:
+        """The replicas that run now."""
+
+
+class Directory:
+    """Watches drafter deployments by name. Used on one event loop."""
+
+    def __init__(
+        self, handles: Mapping[str, Any], sink: ReplicaSink, period_s: float, timeout_s: float
+    ) -> None:
+        """handles: Serve handles of the drafter deployments."""
+        self._handles = handles
+        self._sink = sink
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._seen: dict[str, tuple[DrafterReport, ...]] = dict.fromkeys(handles, ())
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def reports(self) -> Mapping[str, tuple[DrafterReport, ...]]:
+        """The newest look, by drafter name."""
+        return self._seen
+
+    async def start(self) -> None:
+        """Begin looking, in the background: a verifier serves without any drafter."""
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """One look at every deployment."""
+        await asyncio.gather(*(self._look_at(name) for name in self._handles))
+
+    async def _watch(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self._period_s)
+
+    async def _look_at(self, name: str) -> None:
+        try:
+            results = (
+                await self._handles[name]
+                .broadcast("describe")
+                .results_async(timeout_s=self._timeout_s, return_exceptions=True)
+            )
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("drafter %s does not answer: %s", name, type(error).__name__)
+            return
+        found = tuple(r for r in results if isinstance(r, DrafterReport) and not r.draining)
+        if {r.address for r in found} != {r.address for r in self._seen[name]}:
+            logger.info("drafter %s: %d replicas", name, len(found))
+        self._seen[name] = found
+        replicas = [DrafterReplica(r.address, r.capabilities.incarnation, r.load) for r in found]
+        self._sink.set_replicas(name, replicas)

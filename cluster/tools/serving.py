@@ -1,0 +1,160 @@
+"""`outrider serve`: Ray on this machine, the application on it, until Ctrl-C.
+
+Sets what Ray reads at import before it is imported, prepares the embedded target in a process of
+its own (so that this one never holds a model) and prints the URL when the first answer can come.
+"""
+
+import importlib.resources
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from cluster.config import EMBEDDED, ClusterConfig, read_config
+from protos.errors import ConfigError
+
+_ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Keep CUDA_VISIBLE_DEVICES as it is for replicas that reserve no GPU.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_enable_metrics_collection": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+_MAKE_TARGET: Final = (
+    "from verifier_service.model.embedded import ensure_embedded_target;"
+    "print(ensure_embedded_target())"
+)
+
+
+def default_config() -> Path:
+    """configs/local.yaml, as installed."""
+    return Path(str(importlib.resources.files("configs").joinpath("local.yaml")))
+
+
+def prepare_environment() -> None:
+    """What Ray and its workers read at import; values that are set already stay."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def prepare_target(config: ClusterConfig) -> None:
+    """Write the embedded target, once, in another process. Raises: ConfigError."""
+    if config.verifier.target != EMBEDDED:
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", _MAKE_TARGET], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
+        raise ConfigError(f"the embedded target cannot be made: {reason}")
+
+
+def start_ray(config: ClusterConfig, *, dashboard: bool, address: str | None) -> None:
+    """Ray and Serve's HTTP proxy, local unless an address is given."""
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    else:
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, 2),
+            include_dashboard=dashboard,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            object_store_memory=100 * 2**20,
+        )
+    options = HTTPOptions(host=config.http.host, port=config.http.port)
+    serve.start(http_options=options)
+
+
+def run_app(config: ClusterConfig) -> None:
+    """Build and deploy; returns when the application is ready. Raises: ConfigError."""
+    from ray import serve
+
+    from cluster.fleet.app import APP_NAME, build_app
+
+    try:
+        serve.run(build_app(config), name=APP_NAME, logging_config={"enable_access_log": False})
+    except RuntimeError as error:
+        raise ConfigError(f"the application did not start: {_reason(error)}") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """The last line of what Serve says, which names the cause."""
+    status = [line for line in str(error).splitlines() if line.strip()]
+    return status[-1].strip() if status else "see Ray's logs"
+
+
+def serve_forever(
+    path: Path | None,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    dashboard: bool = False,
+    address: str | None = None,
+) -> int:
+    """Serve until Ctrl-C; 0 after a clean stop."""
+    prepare_environment()
+    config = read_config(path or default_config())
+    given = {"host": host, "port": port}
+    changes = {name: value for name, value in given.items() if value is not None}
+    http = config.http.model_copy(update=changes)
+    config = config.model_copy(update={"http": http})
+    began = time.monotonic()
+    print(f"outrider: preparing {config.models[0]} ...", flush=True)
+    prepare_target(config)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    start_ray(config, dashboard=dashboard, address=address)
+    stop = _stop_event()
+    try:
+        run_app(config)
+        url = f"http://{config.http.host}:{config.http.port}"
+        print(f"outrider: ready at {url} after {time.monotonic() - began:.0f} s", flush=True)
+        print(f'outrider: try  outrider chat --url {url} "Hello"', flush=True)
+        stop.wait()
+        print("outrider: stopping", flush=True)
+    finally:
+        _stop(own_ray=address is None)
+    return 0
+
+
+def _stop_event() -> threading.Event:
+    """Set at the first SIGINT or SIGTERM, also where a shell started us with SIGINT ignored.
+
+    The second signal ends the process at once.
+    """
+    event = threading.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        event.set()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    return event
+
+
+def _stop(*, own_ray: bool) -> None:
+    import ray
+    from ray import serve
+
+    from cluster.fleet.app import APP_NAME
+
+    if own_ray:
+        serve.shutdown()  # type: ignore[no-untyped-call]  # Ray is not annotated there
+        ray.shutdown()
+    else:
+        serve.delete(APP_NAME)
