@@ -25,6 +25,13 @@ _GRPC_EDGE = (
     "cluster/fleet/directory.py",
 )
 _CLI = ("cluster/tools/cli.py", "cluster/tools/cli/*")
+_COMMANDS = (
+    *_CLI,
+    "cluster/tools/serving.py",
+    "cluster/tools/chat.py",
+    "cluster/tools/validate.py",
+    "cluster/tools/bench*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,7 @@ BROAD_EXCEPT_IN = (
     "cluster/http/call.py",
     "cluster/fleet/deployments.py",
 )
-PRINT_IN = (*_CLI, "cluster/tools/serving.py", "*/bench*", "tests/benchmarks/*", "tests/device/*")
+PRINT_IN = (*_COMMANDS, "*/bench*", "tests/benchmarks/*", "tests/device/*")
 
 
 @dataclass(frozen=True, slots=True)
