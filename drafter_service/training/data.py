@@ -1,0 +1,60 @@
+"""What a run reads: records, the target's states and choices, and the split.
+
+Knows the settings; knows no head and no optimiser. Invariant: held-out records never reach a
+training batch, nor the choice of the draft vocabulary.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from drafter_service.training.batches import Batch, epoch_batches, load_batch
+from drafter_service.training.choices import is_greedy, read_choices
+from drafter_service.training.features import FeatureStore
+from drafter_service.training.records import Record, Split, read_records, split_records
+from drafter_service.training.settings import TrainSettings
+from drafter_service.training.vocab import DraftVocab, choose_draft_vocab
+
+HELD_OUT_ROWS = 2048
+CHOICES_NAME = "choices.safetensors"
+
+
+class Data:
+    """Records, what the target said about them, and the split."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.records: list[Record] = read_records(settings.answers)
+        self.store = FeatureStore(settings.features)
+        self.choices = read_choices(self.records, settings.features / CHOICES_NAME)
+        self.split: Split = split_records(len(self.records), settings.held_out_share, settings.seed)
+        self.target_config = json.loads((settings.target / "config.json").read_text())
+        self._settings = settings
+        self._layers = settings.head.aux_layers
+
+    def vocab(self) -> DraftVocab:
+        """Chosen from the training answers only."""
+        answers = [self.records[index] for index in self.split.train]
+        size = self._settings.head.draft_vocab_size
+        return choose_draft_vocab(answers, self.target_config["vocab_size"], size)
+
+    def load(self, indices: Sequence[int]) -> Batch:
+        eos_id = int(self.target_config["eos_token_id"])
+        return load_batch(
+            self.records,
+            self.choices,
+            indices,
+            self.store,
+            self._layers,
+            eos_id,
+            getattr(torch, self._settings.compute_dtype),
+        )
+
+    def epoch(self, epoch: int) -> list[tuple[int, ...]]:
+        rows = self._settings.rows_per_update
+        return epoch_batches(self.records, self.split.train, rows, self._settings.order_seed, epoch)
+
+    def held_out(self) -> Iterator[tuple[Batch, tuple[bool, ...]]]:
+        for indices in epoch_batches(self.records, self.split.held_out, HELD_OUT_ROWS, 0, 0):
+            greedy = tuple(is_greedy(self.records[i], self.choices[i]) for i in indices)
+            yield self.load(indices), greedy

@@ -1,0 +1,69 @@
+"""How a run goes: one line to read and one JSON line to keep, every few updates.
+
+Knows no trainer. Invariant: the JSON lines hold the rate of every update, so a run whose schedule
+followed the clock can be repeated.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from drafter_service.training.schedule import Schedule
+from drafter_service.training.trainer import Position, UpdateReport
+
+REPORT_EVERY = 20
+LogLine = Callable[[dict[str, object]], None]
+
+
+class Meter:
+    """Sums reports of updates."""
+
+    def __init__(
+        self, report: Callable[[str], None], log: LogLine, schedule: Schedule, position: Position
+    ) -> None:
+        self._report, self._log, self._schedule = report, log, schedule
+        self._restart(position)
+
+    def _restart(self, position: Position) -> None:
+        self._rates: list[float] = []
+        self._sums: Tensor = torch.zeros(3, 1, dtype=torch.float64)
+        self._since, self._rows = time.monotonic(), position.rows
+
+    def add(
+        self,
+        position: Position,
+        num_batches: int,
+        rate: float,
+        update: UpdateReport,
+    ) -> None:
+        """One update made, in a pass of `num_batches`."""
+        self._rates.append(rate)
+        rows = [update.losses, update.hits, update.counts]
+        self._sums = self._sums + torch.tensor(rows, dtype=torch.float64)
+        if position.update % REPORT_EVERY:
+            return
+        loss, accuracy = (self._sums[:2] / self._sums[2].clamp_min(1)).tolist()
+        seconds = max(1e-9, time.monotonic() - self._since)
+        speed = (position.rows - self._rows) / seconds
+        left_s = self._schedule.left_s(position.update, seconds / len(self._rates))
+        self._log(
+            {
+                **asdict(position),
+                "rates": self._rates,
+                "loss": loss,
+                "accuracy": accuracy,
+                "rows_per_s": speed,
+                "grad_norm": update.grad_norm,
+                "time": time.time(),
+            }
+        )
+        along = position.epoch + position.batch / num_batches
+        shown = " ".join(f"{value:.3f}" for value in accuracy)
+        self._report(
+            f"update {position.update} pass {along:.2f} rate {rate:.2e} loss {loss[0]:.3f} "
+            f"accuracy {shown} {speed:.0f} rows/s, {left_s / 60:.0f} min left"
+        )
+        self._restart(position)

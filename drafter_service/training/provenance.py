@@ -1,0 +1,69 @@
+"""Where a shipped head comes from: enough to make it again, and what it measured.
+
+Knows no tensors. Invariant: only facts of this run; nothing about the machine's paths or users.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drafter_service.training.evaluate import HeldOutReport
+from drafter_service.training.settings import TrainSettings
+from drafter_service.training.trainer import Position
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy", "msgpack")
+
+
+def provenance(
+    command: Sequence[str],
+    settings: TrainSettings,
+    position: Position,
+    vocab_coverage: float,
+    held_out: HeldOutReport,
+) -> dict[str, Any]:
+    """What goes into provenance.json."""
+    paths = {"answers", "target", "features", "run"}
+    return {
+        "command": " ".join(command),
+        "commit": commit_of(Path(__file__).parent),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "settings": settings.model_dump(mode="json", exclude=paths),
+        "data": {
+            "answers": settings.answers.name,
+            "answers_sha256": sha256_of(settings.answers),
+            "target_weights_sha256": {
+                path.name: sha256_of(path) for path in sorted(settings.target.glob("*.safetensors"))
+            },
+        },
+        "trained": asdict(position),
+        "draft_vocab_coverage": vocab_coverage,
+        "held_out": asdict(held_out),
+        "embedding": "left out; it is the target's, frozen in training, and readers share it",
+        "weights": "running average of the float32 master weights, rounded to bfloat16",
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def commit_of(directory: Path) -> str:
+    """The commit the code was run from, or `unknown` outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=directory, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in PACKAGES}

@@ -1,0 +1,102 @@
+"""Settings of `outrider train eagle3`: one YAML file, unknown keys refused.
+
+Relative paths are taken from the working directory. Facts of the target (sizes, rope, eps) are
+read from its config.json, never set here.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protos.errors import ConfigError
+
+
+class HeadSettings(BaseModel):
+    """Shape of the head to train; what is not here follows the target."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    aux_layers: tuple[int, ...] = Field(
+        default=(1, 14, 26), description="Layer outputs (from 0) whose residual streams are fused."
+    )
+    draft_vocab_size: int = Field(
+        default=8192, ge=1, description="Most frequent answer ids to keep."
+    )
+    num_heads: int = Field(default=9, ge=1, description="Query heads.")
+    num_kv_heads: int = Field(default=3, ge=1, description="Key-value heads.")
+    intermediate_size: int = Field(default=1536, ge=1, description="Width of the MLP.")
+    norm_before_residual: bool = Field(
+        default=True, description="Residual starts from the normed hidden."
+    )
+    fc_norm: bool = Field(
+        default=True, description="One norm per aux feature before fc (EAGLE-3.1)."
+    )
+    norm_feedback: bool = Field(
+        default=True, description="Feed back the normed hidden (EAGLE-3.1)."
+    )
+
+
+class TrainSettings(BaseModel):
+    """Everything a run depends on besides the target and the recorded answers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    answers: Path = Field(description="Framed msgpack file of prompts and answers.")
+    target: Path = Field(description="Target in Hugging Face form, safetensors.")
+    features: Path = Field(description="Where feature shards are written and read.")
+    run: Path = Field(description="Where checkpoints and the log of the run go.")
+    head: HeadSettings = HeadSettings()
+    record_layers: tuple[int, ...] = Field(
+        default=(1, 14, 20, 26), description="Layers to record; must include those of the head."
+    )
+    held_out_share: float = Field(
+        default=0.04, gt=0, lt=0.5, description="Share of records held out."
+    )
+    seed: int = Field(default=0, ge=0, description="Split, order of data and first weights.")
+    threads: int = Field(default=2, ge=1, description="Threads of torch.")
+    rows_per_update: int = Field(
+        default=1024, ge=1, description="Answer rows of one update, about."
+    )
+    num_steps: int = Field(default=3, ge=1, le=8, description="Steps of training-time test.")
+    step_decay: float = Field(
+        default=0.8, gt=0, le=1, description="Weight of step j is this to the j."
+    )
+    missed_share: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Share of rows that missed and still take the next step; 1 for all rows.",
+    )
+    order_seed: int = Field(default=0, ge=0, description="Order of the data, besides the seed.")
+    weight_decay: float = Field(default=0.01, ge=0, description="AdamW, matrices only.")
+    clip_norm: float = Field(
+        default=1.0, gt=0, description="Gradient norm above which it is scaled."
+    )
+    peak_rate: float = Field(default=1e-3, gt=0, description="Learning rate after warm-up.")
+    warmup_updates: int = Field(default=60, ge=0, description="Updates of linear warm-up.")
+    floor_share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the peak left at the end."
+    )
+    minutes: float | None = Field(
+        default=None, gt=0, description="Wall-clock length; the rate reaches its floor at its end."
+    )
+    epochs: float | None = Field(
+        default=3.0, gt=0, description="Length in passes, if not in minutes."
+    )
+    checkpoint_every_s: float = Field(default=300.0, gt=0, description="Time between checkpoints.")
+    evaluate_every_s: float = Field(
+        default=900.0, gt=0, description="Time between held-out checks."
+    )
+    compute_dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="Arithmetic."
+    )
+
+
+def load_settings(path: Path) -> TrainSettings:
+    """Raises ConfigError for unreadable YAML, unknown keys and values out of bounds."""
+    try:
+        return TrainSettings.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(f"training settings {path.name}: {error}") from error

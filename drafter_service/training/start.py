@@ -1,0 +1,79 @@
+"""How a new head begins: shared rows from the target, small random numbers elsewhere.
+
+The embedding is the target's, frozen. The draft lm_head starts as the target's rows times its
+final-norm weight, under a final norm of small gain, so the first predictions are soft but lie in
+the target's own directions. fc starts as the identity on the deepest aux feature. Knows no files.
+
+Shapes: V target vocabulary, H target hidden size, W draft vocabulary, C head hidden size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drafter_service.checkpoint.target import TargetWeights
+from drafter_service.eagle3.config import Eagle3Config, Rope
+from drafter_service.eagle3.head import Eagle3Head
+from drafter_service.training.settings import HeadSettings
+from protos.errors import ConfigError
+
+FINAL_GAIN = 0.3
+FC_NOISE = 0.02
+
+
+@torch.no_grad()
+def new_head(
+    config: Eagle3Config, target: TargetWeights, target_ids_W: Tensor, seed: int
+) -> Eagle3Head:
+    """A float32 head ready to be trained; `target_ids_W` are the kept ids, ascending."""
+    generator = torch.Generator().manual_seed(seed)
+    head = Eagle3Head(config, target_ids_W)
+    for name, parameter in head.named_parameters():
+        if parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head", "fc.")):
+            bound = parameter.shape[1] ** -0.5
+            parameter.uniform_(-bound, bound, generator=generator)
+    head.fc.weight.normal_(0.0, FC_NOISE, generator=generator)
+    size = config.target_hidden_size
+    if size == config.hidden_size:
+        head.fc.weight[:, -size:] += torch.eye(size)
+    for small in (head.layer.o_proj, head.layer.down_proj):
+        small.weight.mul_(0.5)
+    head.embed_tokens.weight.copy_(target.embed_tokens)
+    rows_WH = target.lm_head[target_ids_W].float()
+    if target.final_norm is not None:
+        rows_WH = rows_WH * target.final_norm.float()
+    head.lm_head.weight.copy_(rows_WH)
+    nn.init.constant_(head.norm.weight, FINAL_GAIN)
+    head.embed_tokens.weight.requires_grad_(False)
+    return head
+
+
+def head_config(settings: HeadSettings, target: Mapping[str, Any]) -> Eagle3Config:
+    """The head's shape: sizes, rope and eps of the target's config.json, the rest of settings.
+
+    A scaled rope of the target is not copied: recorded answers are far shorter than its context.
+    """
+    hidden, vocab = int(target["hidden_size"]), int(target["vocab_size"])
+    if max(settings.aux_layers) >= int(target["num_hidden_layers"]):
+        raise ConfigError(f"aux layers {settings.aux_layers} in a target of fewer layers")
+    rope = target.get("rope_parameters") or {}
+    theta = rope.get("rope_theta") or target.get("rope_theta") or 10000.0
+    return Eagle3Config(
+        hidden_size=hidden,
+        target_hidden_size=hidden,
+        aux_layers=settings.aux_layers,
+        num_heads=settings.num_heads,
+        num_kv_heads=settings.num_kv_heads,
+        head_dim=int(target.get("head_dim") or hidden // settings.num_heads),
+        intermediate_size=settings.intermediate_size,
+        rope=Rope(theta=float(theta)),
+        norm_eps=float(target["rms_norm_eps"]),
+        vocab_size=vocab,
+        draft_vocab_size=settings.draft_vocab_size,
+        max_positions=int(target["max_position_embeddings"]),
+        norm_before_residual=settings.norm_before_residual,
+        fc_norm=settings.fc_norm,
+        norm_feedback=settings.norm_feedback,
+    )

@@ -1,0 +1,132 @@
+"""The trainer learns, and continues from its checkpoint as if it had never stopped."""
+
+import pytest
+import torch
+
+from drafter_service.training.batches import epoch_batches
+from drafter_service.training.evaluate import evaluate, replay_chains
+from drafter_service.training.records import split_records
+from drafter_service.training.schedule import DeadlineSchedule, StepSchedule
+from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
+from drafter_service.training.vocab import choose_draft_vocab, draft_index
+from tests.unit.drafter.training_fakes import (
+    DRAFT,
+    HIDDEN,
+    VOCAB,
+    tiny_batch,
+    tiny_head,
+    tiny_records,
+)
+
+RECORDS = tiny_records(12)
+BATCHES = epoch_batches(RECORDS, range(12), 40, seed=0, epoch=0)
+
+
+def _trainer(dtype=torch.bfloat16, **settings) -> Trainer:
+    rows = torch.randn(DRAFT, HIDDEN, generator=torch.Generator().manual_seed(2))
+    index = torch.full((VOCAB,), -1)
+    index[torch.arange(DRAFT) + 3] = torch.arange(DRAFT)
+    return Trainer(tiny_head(), rows, index, OptimiserSettings(**settings), dtype)
+
+
+def _run(trainer: Trainer, updates: range):
+    reports = []
+    for number in updates:
+        batch = tiny_batch(RECORDS, BATCHES[number % len(BATCHES)], dtype=trainer.dtype)
+        reports.append(trainer.update(batch, 1e-2, number))
+    return reports
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path, dtype):
+    unbroken = _trainer(dtype, missed_share=0.3)
+    expected = _run(unbroken, range(8))
+
+    first = _trainer(dtype, missed_share=0.3)
+    _run(first, range(5))
+    first.save(tmp_path / "state.safetensors", Position(5, 1, 2, 100), {"started": "1.5"})
+    second = _trainer(dtype, missed_share=0.3)
+    position, extra = second.load(tmp_path / "state.safetensors")
+    assert position == Position(5, 1, 2, 100)
+    assert extra == {"started": "1.5"}
+    assert _run(second, range(5, 8)) == expected[5:]
+    for name, weight in unbroken.master_weights().items():
+        assert torch.equal(weight, second.master_weights()[name]), name
+    for ours, theirs in zip(
+        unbroken.averaged_head().parameters(), second.averaged_head().parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_training_lowers_the_loss_and_leaves_the_embedding_alone():
+    trainer = _trainer(torch.float32)
+    embedding = trainer.head.embed_tokens.weight.clone()
+    reports = _run(trainer, range(60))
+    first = sum(r.losses[0] for r in reports[:10]) / sum(r.counts[0] for r in reports[:10])
+    last = sum(r.losses[0] for r in reports[-10:]) / sum(r.counts[0] for r in reports[-10:])
+    assert last < first - 0.2
+    assert torch.equal(embedding, trainer.head.embed_tokens.weight)
+
+
+def test_later_steps_run_on_hits_and_a_share_of_misses():
+    (everyone,) = _run(_trainer(missed_share=1.0), range(1))
+    (few,) = _run(_trainer(missed_share=0.0), range(1))
+    assert few.counts[0] == everyone.counts[0]
+    assert few.counts[1] <= few.hits[0] < everyone.counts[1]
+
+
+def test_epochs_differ_and_every_record_comes_once():
+    again = epoch_batches(RECORDS, range(12), 40, seed=0, epoch=0)
+    other = epoch_batches(RECORDS, range(12), 40, seed=0, epoch=1)
+    assert again == BATCHES != other
+    assert sorted(i for batch in other for i in batch) == list(range(12))
+
+
+def test_the_split_is_a_function_of_index_and_seed():
+    split = split_records(100, 0.1, seed=3)
+    assert split == split_records(100, 0.1, seed=3) != split_records(100, 0.1, seed=4)
+    assert len(split.held_out) == 10
+    assert not set(split.held_out) & set(split.train)
+
+
+def test_draft_vocabulary_keeps_frequent_ids_and_fills_with_the_lowest():
+    vocab = choose_draft_vocab(RECORDS[:1], VOCAB, 20)
+    answer = set(RECORDS[0].ids[RECORDS[0].prompt_len :].tolist())
+    assert answer <= set(vocab.target_ids.tolist())
+    assert {0, 1, 2} <= set(vocab.target_ids.tolist())
+    assert list(vocab.target_ids) == sorted(vocab.target_ids)
+    index = draft_index(vocab.target_ids, VOCAB)
+    assert (index >= 0).sum() == 20
+    assert index[vocab.target_ids[7]] == 7
+
+
+def test_chains_are_replayed_from_hits():
+    # Depth by row. Row 0 accepts 2, so the round commits 3 and the next one starts at row 3.
+    agreed = torch.tensor([[1, 0, 0, 0, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)
+    accepted = [0, 0, 0, 0]
+    replay_chains(agreed, accepted)
+    assert accepted == [1, 0, 1, 1]
+
+
+def test_evaluation_counts_a_choice_outside_the_draft_vocabulary_as_a_miss():
+    batch = tiny_batch(RECORDS, (0, 1))
+    report = evaluate(tiny_head(), [(batch, (True, False))], depth=3, chain_depth=2)
+    assert report.num_rows[0] > report.num_rows[1] > report.num_rows[2]
+    assert 1.0 <= report.chain_tau <= 3.0
+    assert report.num_rounds > 0
+
+
+def test_the_rate_follows_updates_or_the_clock():
+    steps = StepSchedule(peak=1.0, num_updates=100, warmup_updates=10)
+    assert steps.rate(0) == pytest.approx(0.1)
+    assert steps.rate(50) == pytest.approx(0.5)
+    assert steps.is_over(100)
+    now = [0.0]
+    clock = DeadlineSchedule(1.0, 0.0, 60.0, warmup_updates=0, now=lambda: now[0])
+    assert clock.rate(7) == pytest.approx(1.0)
+    now[0] = 30.0
+    assert clock.rate(7) == pytest.approx(0.5)
+    assert not clock.is_over(7)
+    now[0] = 60.0
+    assert clock.rate(7) == pytest.approx(0.0)
+    assert clock.is_over(7)
