@@ -161,7 +161,9 @@ def test_harmless_lookalikes_pass(text):
         ("protos/a.py", '"""D."""\ntry:\n    f()\nexcept:\n    pass\n', "broad"),
         ("protos/a.py", '"""D."""\ntry:\n    f()\nexcept (A, Exception):\n    pass\n', "broad"),
         ("protos/a.py", '"""D."""\ndef f():\n    raise NotImplementedError\n', "stub"),
+        ("protos/a.py", '"""D."""\ndef f():\n    raise NotImplementedError("x")\n', "stub"),
         ("protos/a.py", '"""D."""\n' + "x = 1\n" * 350, "lines"),
+        ("tests/unit/a.py", '"""D."""\n' + "x = 1\n" * 500, "lines"),
     ],
 )
 def test_each_style_rule_can_fail(path, text, what):
