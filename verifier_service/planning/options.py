@@ -17,6 +17,9 @@ from verifier_service.planning.prospects import Prospects, depth_limit
 from verifier_service.planning.settings import PlannerSettings
 from verifier_service.planning.sources import ExposedWait, SourceCosts, reply_deadline_s
 
+_FREE_SHARE: Final = 0.03
+"""A source of this process that takes less of a plain step than this is not chosen but asked."""
+
 MAX_WAITED: Final = 2
 """More drafters in one round than this are not considered: options grow with the power set."""
 
@@ -101,6 +104,7 @@ def offers(
     for waited, depth in _waits(market.priced, settings.depths):
         wait_s = max(delays.wait_s(waited, depth) if waited else 0.0, market.sunk_wait_s)
         infos = (*market.free, *waited)
+        depths = {i.name: depth_limit(i) for i in market.free} | {i.name: depth for i in waited}
         for branching in (False, True):
             shape = "tree" if branching else "chain"
             label = (*(i.name for i in waited), f"depth{depth}", shape)
@@ -135,7 +139,8 @@ def split(
     free: list[SourceInfo] = []
     priced: list[SourceInfo] = []
     for info in infos:
-        quick = delays.of(info.name).latency_s(depth_limit(info), info) < 0.01 * plain_s
+        latency_s = delays.of(info.name).latency_s(depth_limit(info), info)
+        quick = latency_s < _FREE_SHARE * plain_s
         (free if info.local and quick else priced).append(info)
     return tuple(free), tuple(priced)
 

@@ -21,7 +21,7 @@ _DEFAULT_WIDTH: Final = 8
 class _Cached:
     rounds: int
     remaining: int
-    profiles: dict[tuple[tuple[str, ...], int, bool], Profile]
+    profiles: dict[tuple[tuple[tuple[str, int], ...], bool], Profile]
 
 
 class Prospects:
@@ -37,21 +37,24 @@ class Prospects:
         self,
         view: SequenceView,
         infos: Sequence[SourceInfo],
+        depths: Mapping[str, int],
         answered: Mapping[str, float],
-        depth: int,
         branching: bool,
     ) -> Profile:
         """The best nodes of these sources for this request, sources indexed as in `infos`.
 
-        depth caps the sources that are no chain look-ups in this process. Without branching one
-        source's chain is taken, the one expected to commit most.
+        depths caps each source. Without branching one source's chain is taken, the one expected
+        to commit most.
         """
         cache = self._cached(view)
-        key = (tuple(i.name for i in infos), depth, branching)
+        key = (tuple((i.name, depths[i.name]) for i in infos), branching)
         known = cache.profiles.get(key)
         if known is not None:
             return known
-        lists = [self._nodes(view, info, answered, depth, branching) for info in infos]
+        lists = [
+            self._nodes(view, info, depths[info.name], answered.get(info.name, 1.0), branching)
+            for info in infos
+        ]
         if not branching and lists:
             totals = [sum(node.survival for node in nodes) for nodes in lists]
             best = totals.index(max(totals))
@@ -79,16 +82,9 @@ class Prospects:
         return cache
 
     def _nodes(
-        self,
-        view: SequenceView,
-        info: SourceInfo,
-        answered: Mapping[str, float],
-        depth: int,
-        branching: bool,
+        self, view: SequenceView, info: SourceInfo, depth: int, answered: float, branching: bool
     ) -> list[Node]:
-        able = depth_limit(info)
-        levels = min(able if is_chain_only(info) and info.local else min(depth, able), MAX_DEPTH)
-        levels = min(levels, view.remaining - 1)
+        levels = min(depth, depth_limit(info), MAX_DEPTH, view.remaining - 1)
         if levels < 1:
             return []
         belief_DK = self._evidence.belief(view.key, info.name)
@@ -96,8 +92,7 @@ class Prospects:
             nodes = tree_nodes(belief_DK, levels, width_limit(info), self._max_nodes)
         else:
             nodes = chain_nodes(belief_DK, levels)
-        share = answered.get(info.name, 1.0)
-        return [Node(node.survival * share, node.depth) for node in nodes]
+        return [Node(node.survival * answered, node.depth) for node in nodes]
 
 
 def is_chain_only(info: SourceInfo) -> bool:
