@@ -1,0 +1,239 @@
+"""Hypothesis strategies for everything that travels."""
+
+from hypothesis import strategies as st
+
+from protos.exchange import (
+    Capabilities,
+    ContextAck,
+    ContextRows,
+    DrafterLoad,
+    DraftResult,
+    DraftStatus,
+    DraftWork,
+    Plan,
+    PlanKind,
+    Projection,
+    SessionOpen,
+)
+from protos.features import DType, FeatureForm, FeatureRows
+from protos.generation import (
+    FinishReason,
+    GenerationRequest,
+    RunCounts,
+    Speculation,
+    SpeculationMode,
+    TargetDescription,
+    TokenRun,
+)
+from protos.limits import Limits
+from protos.params import SEED_MAX, SEED_MIN, SamplingParams
+from protos.tree import CandidateTree
+
+VOCAB = 50
+WIDTH = 3
+LIMITS = Limits(
+    vocab_size=VOCAB,
+    max_context=24,
+    max_nodes=12,
+    max_depth=6,
+    max_width=4,
+    max_works=8,
+    max_tokens_per_work=24,
+    row_widths=(WIDTH,),
+    max_piece_bytes=4096,
+)
+
+tokens = st.integers(0, VOCAB - 1)
+session_ids = st.integers(1, 2**64 - 1)
+incarnations = st.integers(0, 2**64 - 1)
+texts = st.text(max_size=20)
+seconds = st.floats(0, 1e6)
+counts = st.integers(0, 2**31 - 1)
+
+
+def params() -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        top_k=counts,
+        top_p=st.floats(0.001, 1),
+        min_p=st.floats(0, 1),
+        seed=st.integers(SEED_MIN, SEED_MAX),
+        max_tokens=st.integers(1, 2**31 - 1),
+        stop_token_ids=st.lists(tokens, max_size=4).map(tuple),
+        ignore_eos=st.booleans(),
+    )
+
+
+def plans() -> st.SearchStrategy[Plan]:
+    return st.builds(
+        Plan,
+        kind=st.sampled_from(list(PlanKind)),
+        depth=st.integers(1, 6),
+        width=st.integers(1, 4),
+        nodes=st.integers(1, 12),
+    )
+
+
+@st.composite
+def rows(draw: st.DrawFn, end: int = 24, dtype: DType | None = None) -> FeatureRows:
+    start = draw(st.integers(0, end - 1))
+    count = draw(st.integers(1, min(end - start, 4)))
+    kind = dtype or draw(st.sampled_from(list(DType)))
+    size = count * WIDTH * kind.num_bytes
+    return FeatureRows(start, count, WIDTH, kind, draw(st.binary(min_size=size, max_size=size)))
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_nodes: int = 12, max_depth: int = 6) -> CandidateTree:
+    """Any tree, its scores exact in float16."""
+    made: list[tuple[int, int]] = []
+    depths = [0]
+    for _ in range(draw(st.integers(0, max_nodes))):
+        parent = draw(st.sampled_from([n for n, d in enumerate(depths) if d < max_depth]))
+        token = draw(tokens)
+        if (parent, token) not in made:
+            made.append((parent, token))
+            depths.append(depths[parent] + 1)
+    scores = draw(st.lists(st.floats(-1000, 0, width=16), min_size=len(made), max_size=len(made)))
+    return CandidateTree(tuple(t for _, t in made), tuple(p for p, _ in made), tuple(scores))
+
+
+@st.composite
+def works(draw: st.DrawFn) -> DraftWork:
+    base_len = draw(st.integers(2, 24))
+    if draw(st.integers(0, 9)) == 0:
+        return DraftWork(draw(session_ids), draw(incarnations), base_len, base_len, (), close=True)
+    start = draw(st.integers(0, base_len))
+    opened = None
+    dtype = draw(st.sampled_from(list(DType)))
+    if draw(st.booleans()):
+        form = draw(st.sampled_from([FeatureForm.RAW, FeatureForm.FUSED]))
+        opened = SessionOpen(draw(texts), draw(params()), form, WIDTH, dtype)
+    return DraftWork(
+        session_id=draw(session_ids),
+        incarnation=draw(incarnations),
+        base_len=base_len,
+        token_start=start,
+        tokens=tuple(draw(st.lists(tokens, min_size=base_len - start, max_size=base_len - start))),
+        plan=draw(plans()),
+        open=opened,
+        rows=draw(st.none() | rows(base_len - 1, dtype)),
+    )
+
+
+@st.composite
+def results(draw: st.DrawFn) -> DraftResult:
+    status = draw(st.sampled_from(list(DraftStatus)))
+    is_ok = status is DraftStatus.OK
+    return DraftResult(
+        session_id=draw(session_ids),
+        incarnation=draw(incarnations),
+        base_len=draw(st.integers(0, 24)),
+        status=status,
+        held_tokens=draw(st.integers(0, 24)),
+        held_rows=draw(st.integers(0, 24)),
+        tree=draw(trees()) if is_ok else CandidateTree(),
+        ranked_ids=tuple(
+            tuple(ids) for ids in draw(st.lists(st.lists(tokens, max_size=5), max_size=6))
+        ),
+        detail=draw(texts),
+    )
+
+
+def pieces() -> st.SearchStrategy[ContextRows]:
+    return st.builds(ContextRows, session_ids, incarnations, rows())
+
+
+def acks() -> st.SearchStrategy[ContextAck]:
+    return st.builds(
+        ContextAck, session_ids, incarnations, st.integers(0, 24), st.booleans(), texts
+    )
+
+
+def capabilities() -> st.SearchStrategy[Capabilities]:
+    projections = st.builds(
+        Projection, texts, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1), texts
+    )
+    return st.builds(
+        Capabilities,
+        kind=texts,
+        name=texts,
+        incarnation=incarnations,
+        plan_kinds=st.lists(st.sampled_from(list(PlanKind)), max_size=4).map(tuple),
+        digest=texts,
+        target_digest=texts,
+        aux_layers=st.lists(counts, max_size=5).map(tuple),
+        raw_width=counts,
+        fused_width=counts,
+        projection=st.none() | projections,
+        vocab_size=counts,
+        max_context=counts,
+        max_sessions=counts,
+        max_depth=counts,
+        max_width=counts,
+        max_nodes=counts,
+    )
+
+
+def loads() -> st.SearchStrategy[DrafterLoad]:
+    return st.builds(DrafterLoad, counts, counts, seconds, seconds, counts)
+
+
+def generation_requests() -> st.SearchStrategy[GenerationRequest]:
+    speculation = st.builds(
+        Speculation,
+        st.sampled_from(list(SpeculationMode)),
+        st.lists(texts, max_size=3).map(tuple),
+        st.none() | plans(),
+    )
+    return st.builds(
+        GenerationRequest,
+        request_id=texts,
+        prompt_ids=st.lists(tokens, min_size=1, max_size=12).map(tuple),
+        params=params(),
+        output_ids=st.lists(tokens, max_size=12).map(tuple),
+        speculation=speculation,
+    )
+
+
+@st.composite
+def token_runs(draw: st.DrawFn) -> TokenRun:
+    ids = tuple(draw(st.lists(tokens, max_size=8)))
+    run_counts = st.builds(
+        RunCounts,
+        num_prompt=counts,
+        num_output=counts,
+        num_rounds=counts,
+        num_draft_rounds=counts,
+        num_drafted=counts,
+        num_accepted=counts,
+        accepted_by_depth=st.lists(counts, max_size=6).map(tuple),
+        accepted_by_source=st.lists(st.tuples(texts, counts), max_size=3).map(tuple),
+        draft_wait_s=seconds,
+        verify_s=seconds,
+        queue_s=seconds,
+        prefill_s=seconds,
+    )
+    return TokenRun(
+        request_id="r",
+        ids=ids,
+        num_accepted=draw(st.integers(0, len(ids))),
+        finish_reason=draw(st.none() | st.sampled_from(list(FinishReason))),
+        stop_token_id=draw(st.none() | tokens),
+        counts=draw(st.none() | run_counts),
+        error=draw(texts),
+    )
+
+
+def targets() -> st.SearchStrategy[TargetDescription]:
+    return st.builds(
+        TargetDescription,
+        texts,
+        texts,
+        texts,
+        st.booleans(),
+        st.integers(VOCAB, 2**20),
+        st.integers(1, 2**20),
+        st.lists(tokens, max_size=4).map(tuple),
+    )
