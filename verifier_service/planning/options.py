@@ -112,7 +112,7 @@ def offers(
                 continue
             profiles = tuple(
                 prospects.profile(
-                    view, allowed(view.speculation, infos), answered, depth, branching
+                    view, allowed(view.speculation, infos), depths, answered, branching
                 )
                 for view in views
             )
