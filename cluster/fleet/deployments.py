@@ -70,7 +70,9 @@ class IngressDeployment:
 class VerifierDeployment:
     """One engine: token ids in, runs of token ids out."""
 
-    async def __init__(self, config: ClusterConfig, token: str, drafters: dict[str, Any]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, config: ClusterConfig, token: str, drafters: dict[str, Any]
+    ) -> None:
         parts = await asyncio.to_thread(build_verifier, config, token)
         self._service, self._exchange = parts.service, parts.exchange
         self._names = [NGRAM, *(e.name for e in config.drafters)]

@@ -6,6 +6,7 @@ and `outrider chat` start at once.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def _dispatch(target: str, prefix: tuple[str, ...], rest: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="outrider", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="start a cluster on this machine")
     serve.add_argument("config", nargs="?", type=Path, help="YAML; default: the embedded one")
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="ask a running server; streams the answer")
     chat.add_argument("message", nargs="+")
     chat.add_argument("--url", default="http://127.0.0.1:8000")
-    chat.add_argument("--api-key", default=None)
+    chat.add_argument("--api-key", default=None, help="or $OUTRIDER_API_KEY")
     chat.add_argument("--model", default=None)
     chat.add_argument("--max-tokens", type=int, default=256)
     chat.add_argument("--temperature", type=float, default=None)
@@ -95,18 +96,21 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    from cluster.tools.calls import Options, Speculation
     from cluster.tools.chat import run_chat
 
-    return run_chat(
-        " ".join(args.message),
-        url=args.url,
-        api_key=args.api_key,
-        model=args.model,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        speculation=args.speculation,
-    )
+    options: Options = {"max_tokens": args.max_tokens}
+    if args.model is not None:
+        options["model"] = args.model
+    if args.temperature is not None:
+        options["temperature"] = args.temperature
+    if args.seed is not None:
+        options["seed"] = args.seed
+    if args.speculation is not None:
+        options["speculation"] = Speculation(mode=args.speculation)
+    message = " ".join(args.message)
+    key = args.api_key or os.environ.get("OUTRIDER_API_KEY")
+    return run_chat(message, url=args.url, api_key=key, options=options)
 
 
 def _validate(args: argparse.Namespace) -> int:
