@@ -3,7 +3,8 @@
 `noise_bits(seed, purpose, position, token_id)` in integer arithmetic: the first three are mixed
 into a 64-bit key (three rounds of the splitmix64 finaliser), the token id advances a splitmix64
 stream from that key. Gumbel noise in float64 from 53 of the bits: u = ((bits >> 11) + 0.5) * 2^-53
-never is 0 or 1, so the noise is always finite (design 4).
+is never 0, and 1 only where all 53 bits are set, because 2^53 - 0.5 rounds up in float64; that
+one value is taken as the largest below 1, so the noise is always finite (design 4).
 
 The plain-integer form is the definition; the tensor form must agree bit for bit (tested). torch's
 int64 shift is arithmetic, so every right shift is masked; products wrap as in two's complement.
@@ -81,6 +82,7 @@ def noise_bits_tensor(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
 def gumbel_from_bits(bits: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64, from signed int64 bits of any shape; always finite."""
     u = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+    u = u.clamp_max(1.0 - 2.0**-53)
     return -torch.log(-torch.log(u))
 
 
