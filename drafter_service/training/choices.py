@@ -36,6 +36,7 @@ def write_choices(
     """Compute and store the choices of all records; rows of a prompt but its last hold -1."""
     parts: list[Tensor] = []
     started = time.monotonic()
+    lm_head_VH = lm_head_VH.to(torch.bfloat16)  # the dtype of recorded states
     done, total = 0, sum(record.answer_len for record in records)
     for number, record in enumerate(records):
         _, final_NH = store.read(record.index)

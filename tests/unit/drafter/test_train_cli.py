@@ -1,0 +1,136 @@
+"""`outrider train eagle3` on a tiny target: from recorded answers to a checkpoint that drafts."""
+
+import json
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
+from drafter_service.checkpoint.target import read_target_weights
+from drafter_service.training.choices import is_greedy, read_choices
+from drafter_service.training.cli import main
+from drafter_service.training.features import FeatureStore
+from drafter_service.training.records import Record, read_records
+from drafter_service.training.settings import load_settings
+from protos.errors import ConfigError
+from tests.tiny import tiny_llama_dir
+
+VOCAB, HIDDEN, RECORDS = 64, 32, 12
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("train")
+    tiny_llama_dir(root / "target", vocab=VOCAB, hidden=HIDDEN)
+    rng = np.random.default_rng(0)
+    with (root / "answers.msgpack").open("wb") as stream:
+        header = {"format": "outrider-answers", "vocab_size": VOCAB, "records": RECORDS}
+        stream.write(msgpack.packb(header))
+        for number in range(RECORDS):
+            prompt, answer = rng.integers(3, VOCAB, 5 + number), rng.integers(3, VOCAB, 20 - number)
+            parts = {"p": prompt.astype("<u2").tobytes(), "r": answer.astype("<u2").tobytes()}
+            stream.write(msgpack.packb(parts))
+    settings = {
+        "answers": str(root / "answers.msgpack"),
+        "target": str(root / "target"),
+        "features": str(root / "features"),
+        "run": str(root / "run"),
+        "record_layers": [0, 1, 2],
+        "head": {
+            "aux_layers": [0, 1, 2],
+            "draft_vocab_size": 32,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "intermediate_size": 48,
+        },
+        "rows_per_update": 64,
+        "held_out_share": 0.2,
+        "warmup_updates": 1,
+        "epochs": 2,
+        "threads": torch.get_num_threads(),
+    }
+    (root / "eagle3.yaml").write_text(yaml.safe_dump(settings))
+    command = ["eagle3", "--config", str(root / "eagle3.yaml"), "--output", str(root / "head")]
+    assert main([*command, "--name", "tiny"]) == 0
+    return root, command
+
+
+def test_the_written_head_drafts_for_the_target(trained):
+    root, _ = trained
+    embedding = read_target_weights(root / "target").embed_tokens
+    head = read_eagle3_head(root / "head", embedding, torch.float32)
+    assert head.config.aux_layers == (0, 1, 2)
+    logits = head.logits(head.fuse(torch.randn(3, head.config.feature_size)))
+    assert logits.shape == (3, 32)
+
+
+def test_provenance_tells_how_to_make_the_head_again(trained):
+    root, _ = trained
+    told = json.loads((root / "head" / "provenance.json").read_text())
+    assert told["settings"]["seed"] == 0
+    assert told["trained"]["rows"] > RECORDS * 10
+    assert len(told["held_out"]["accuracy"]) == 5
+    assert {"torch", "transformers", "python"} <= set(told["versions"])
+    assert str(root) not in json.dumps({**told, "command": ""})
+
+
+def test_the_same_command_again_continues_and_finds_nothing_left(trained):
+    root, command = trained
+    before = (root / "head" / "model.safetensors").read_bytes()
+    lines = (root / "run" / "log.jsonl").read_text().count('"rates"')
+    assert main(command) == 0
+    assert (root / "head" / "model.safetensors").read_bytes() == before
+    assert (root / "run" / "log.jsonl").read_text().count('"rates"') == lines
+
+
+def test_recorded_states_are_those_of_the_design(trained):
+    root, _ = trained
+    record = read_records(root / "answers.msgpack")[3]
+    aux, final = FeatureStore(root / "features").read(3)
+    model = AutoModelForCausalLM.from_pretrained(root / "target", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        states = model(torch.from_numpy(record.ids)[None], output_hidden_states=True).hidden_states
+    expected = torch.cat([states[1][0], states[2][0]], dim=-1)
+    torch.testing.assert_close(aux[:, : 2 * HIDDEN], expected, atol=5e-2, rtol=5e-2)
+    torch.testing.assert_close(final, states[-1][0], atol=5e-2, rtol=5e-2)
+
+
+def test_a_layer_subset_is_read_in_the_order_asked_for(trained):
+    root, _ = trained
+    store = FeatureStore(root / "features")
+    every, _ = store.read(0)
+    some, _ = store.read(0, (2, 0))
+    assert torch.equal(some, torch.cat([every[:, 2 * HIDDEN :], every[:, :HIDDEN]], dim=1))
+    with pytest.raises(ValueError, match="were not recorded"):
+        store.read(0, (5,))
+
+
+def test_choices_are_known_after_every_answer_token(trained):
+    root, _ = trained
+    records = read_records(root / "answers.msgpack")
+    choices = read_choices(records, root / "features" / "choices.safetensors")
+    assert (choices[2][: records[2].prompt_len - 1] == -1).all()
+    assert (choices[2][records[2].prompt_len - 1 :] >= 0).all()
+    assert not is_greedy(records[2], choices[2])
+    told = choices[2].numpy()
+    written = np.concatenate([records[2].ids[:3], told[2:-1]])
+    assert is_greedy(Record(0, written, 3), choices[2])
+
+
+def test_wrong_settings_are_refused_with_a_reason(trained, tmp_path, capsys):
+    root, _ = trained
+    settings = yaml.safe_load((root / "eagle3.yaml").read_text())
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump({**settings, "no_such_key": 1}))
+    with pytest.raises(ConfigError, match="no_such_key"):
+        load_settings(path)
+    assert main(["eagle3", "--config", str(path)]) == 1
+    assert "no_such_key" in capsys.readouterr().err
+    settings["head"]["aux_layers"] = [0, 1, 7]
+    path.write_text(yaml.safe_dump(settings))
+    assert main(["eagle3", "--config", str(path), "--stage", "train"]) == 1
+    assert "aux layers" in capsys.readouterr().err
