@@ -1,0 +1,152 @@
+"""The bridge between the engine's thread and an event loop."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from protos.errors import InvalidRequest, Overloaded
+from protos.generation import FinishReason, GenerationRequest, TokenRun
+from tests.fakes import Client, FakeDrafting, HashTarget, request, small_settings
+from verifier_service.engine.loop import Engine
+from verifier_service.engine.service import EngineService
+from verifier_service.engine.static_planner import StaticPlanner
+
+VOCAB = 97
+
+
+def make_engine(target: HashTarget | None = None, **settings: int) -> Engine:
+    return Engine(
+        target or HashTarget(VOCAB, max_context=4096),
+        FakeDrafting(),
+        StaticPlanner(),
+        small_settings(**({"num_slots": 8192} | settings)),
+    )
+
+
+@pytest.fixture
+def service() -> Iterator[EngineService]:
+    interval = sys.getswitchinterval()
+    made = EngineService(make_engine())
+    made.start()
+    yield made
+    made.stop()
+    sys.setswitchinterval(interval)
+
+
+async def collect(service: EngineService, given: GenerationRequest) -> list[TokenRun]:
+    return [run async for run in service.generate(given)]
+
+
+def ids(runs: list[TokenRun]) -> tuple[int, ...]:
+    return tuple(token for run in runs for token in run.ids)
+
+
+async def until(claim) -> None:
+    """Wait until a claim holds; the test's own timeout ends the wait."""
+    while not claim():
+        await asyncio.sleep(0.005)
+
+
+def test_streams_of_many_callers_equal_the_engine_alone(service: EngineService):
+    requests = [request(str(n), [n, n + 1], 30, temperature=0.7, seed=n) for n in range(12)]
+    client = Client(make_engine())
+    for one in requests:
+        client.submit(one)
+    expected = client.finish()
+
+    async def all_of_them():
+        return await asyncio.gather(*(collect(service, one) for one in requests))
+
+    streams = asyncio.run(all_of_them())
+    assert {runs[0].request_id: ids(runs) for runs in streams} == expected
+    for runs in streams:
+        assert [run.finish_reason for run in runs[:-1]] == [None] * (len(runs) - 1)
+        assert runs[-1].finish_reason is FinishReason.LENGTH
+        assert runs[-1].counts is not None
+        assert runs[-1].counts.num_output == 30
+
+
+def test_leaving_a_stream_cancels_its_request(service: EngineService):
+    async def leave_early():
+        stream = service.generate(request("a", [1], 4000))
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await until(lambda: service.stats().num_running == 0)
+
+    asyncio.run(leave_early())
+    assert dict(service.stats().finished) == {"cancelled": 1}
+    assert service.stats().num_free_pages == service.stats().num_pages
+
+
+def test_a_storm_of_cancelled_tasks_leaves_nothing_behind(service: EngineService):
+    async def storm():
+        tasks = [
+            asyncio.create_task(collect(service, request(str(n), [n % VOCAB], 3000)))
+            for n in range(60)
+        ]
+        for n, task in enumerate(tasks):
+            if n % 7 == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: service.stats().num_running + service.stats().num_waiting == 0)
+        return await collect(service, request("after", [1], 10))
+
+    assert len(ids(asyncio.run(storm()))) == 10
+    assert service.stats().num_free_pages == service.stats().num_pages
+
+
+def test_refusals_come_before_the_first_run(service: EngineService):
+    async def refused():
+        with pytest.raises(InvalidRequest):
+            await collect(service, request("a", [VOCAB]))
+
+    asyncio.run(refused())
+
+
+def test_an_engine_that_dies_ends_every_stream_with_an_error():
+    target = HashTarget(VOCAB)
+    service = EngineService(make_engine(target))
+    interval = sys.getswitchinterval()
+    service.start()
+
+    async def scenario():
+        stream = service.generate(request("a", [1], 10_000))
+        await anext(stream)
+        target.fail_with = RuntimeError("secret detail")
+        runs = [run async for run in stream]
+        with pytest.raises(Overloaded):
+            await collect(service, request("b", [1]))
+        return runs
+
+    runs = asyncio.run(scenario())
+    assert runs[-1].finish_reason is FinishReason.ERROR
+    assert "secret" not in runs[-1].error
+    assert service.failure is not None
+    service.stop()
+    sys.setswitchinterval(interval)
+
+
+def test_stopping_ends_running_streams_and_refuses_new_ones():
+    interval = sys.getswitchinterval()
+    service = EngineService(make_engine())
+    service.start()
+
+    async def scenario():
+        stream = service.generate(request("a", [1], 100_000))
+        await anext(stream)
+        stopping = asyncio.get_running_loop().run_in_executor(None, service.stop)
+        runs = [run async for run in stream]
+        await stopping
+        with pytest.raises(Overloaded):
+            await collect(service, request("b", [1]))
+        return runs
+
+    runs = asyncio.run(scenario())
+    assert runs[-1].finish_reason is FinishReason.ERROR
+    assert not [t for t in threading.enumerate() if t.name == "engine"]
+    sys.setswitchinterval(interval)
