@@ -36,7 +36,6 @@ from protos.generation_codec import (
     decode_token_run,
 )
 
-# Noise: whatever arrives, the answer is a value or an OutriderError.
 
 DECODERS = {
     pb.DraftRequest: lambda m: decode_draft_request(m, LIMITS),

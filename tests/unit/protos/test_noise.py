@@ -25,8 +25,8 @@ from protos.params import SEED_MAX, SEED_MIN
 
 LEAST_P = 1e-4
 BINS = 64
-NUM_DRAWS = 20_000_000
-"""Draws of the finiteness test; tests/benchmarks/noise_draws.py does 10^8."""
+NUM_DRAWS = 100_000_000
+"""Draws of the finiteness test."""
 
 seeds = st.integers(SEED_MIN, SEED_MAX)
 positions = st.integers(0, 2**31)
