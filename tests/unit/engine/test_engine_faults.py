@@ -1,6 +1,6 @@
 """Advisers and callers misbehave; the text, the pages and the other requests do not notice."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -266,12 +266,12 @@ def test_counts_of_a_request_add_up():
     assert planner.forgotten == [client.keys["a"]]
 
 
+@dataclass
 class RowWatch(FakeDrafting):
     """Reads all rows of every view it is shown."""
 
-    def __post_init__(self):
-        self.read_rows: PagedRows | None = None
-        self.seen: list[tuple[int, bool]] = []
+    read_rows: PagedRows | None = None
+    seen: list[tuple[int, bool]] = field(default_factory=list)
 
     def exchange(self, asks, deadline_s):
         assert self.read_rows is not None
