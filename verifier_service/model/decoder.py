@@ -13,7 +13,8 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from protos.errors import CheckpointError
-from verifier_service.model.attention import AttentionShape, Scoring, StepAttention
+from verifier_service.model.attention import StepAttention
+from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from verifier_service.model.attention import AttentionShape, Scoring
 from verifier_service.model.decoder import DecoderOutput, StepContext
+from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.linear import Linear
 

@@ -32,10 +32,9 @@ class Pool:
         self.rows = {
             key: torch.zeros(slots, width, dtype=dtype) for key, width in row_widths.items()
         }
-        # Per layer and side, [S, H * D]: what attention reads.
-        flat = self.kv.view(num_layers, 2, slots, num_heads * head_dim)
-        self.keys = [flat[layer, 0] for layer in range(num_layers)]
-        self.values = [flat[layer, 1] for layer in range(num_layers)]
+        # Per layer, [S, H, D]: what attention reads.
+        self.keys = [self.kv[layer, 0] for layer in range(num_layers)]
+        self.values = [self.kv[layer, 1] for layer in range(num_layers)]
         self.num_slots = num_slots
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:

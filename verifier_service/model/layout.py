@@ -29,8 +29,7 @@ class ChainGroup:
     """Blocks without branches: row i of block b stands at position starts[b] + i.
 
     first_row: of the group's B * n adjacent flat rows. first_slot: set when B is 1 and the slots
-    of all positions are one run; else `slots` [B, P] (position-major per block) and `tile_slots`
-    [T, B, TILE] name them, 0 where a block is shorter than P.
+    of all positions are one run; else `slots` [B, P] names them, 0 where a block is shorter.
     mask: [B, n, P - mask_start], 0 or -inf; earlier positions are visible to all rows; None when
     everything is.
     """
@@ -41,7 +40,6 @@ class ChainGroup:
     num_tiles: int
     first_slot: int | None
     slots: torch.Tensor | None
-    tile_slots: torch.Tensor | None
     mask_start: int
     mask: torch.Tensor | None
 
@@ -161,13 +159,12 @@ def _chain_group(blocks: Sequence[_Block], first_row: int, dtype: torch.dtype) -
     starts = tuple(block.start for block in blocks)
     size = num_tiles * TILE
     first_slot = blocks[0].span.first_slot if len(blocks) == 1 else None
-    slots = tile_slots = None
+    slots = None
     if first_slot is None:
         slots = torch.zeros(len(blocks), size, dtype=torch.int64)
         for number, block in enumerate(blocks):
             end = block.start + num_rows
             slots[number, :end] = block.span.slots[:end]
-        tile_slots = slots.view(len(blocks), num_tiles, TILE).transpose(0, 1).contiguous()
     mask_start = min(starts) // TILE * TILE
     last = torch.tensor(starts)[:, None, None] + torch.arange(num_rows)[None, :, None]
     hidden = torch.arange(mask_start, size) > last
@@ -181,7 +178,6 @@ def _chain_group(blocks: Sequence[_Block], first_row: int, dtype: torch.dtype) -
         num_tiles=num_tiles,
         first_slot=first_slot,
         slots=slots,
-        tile_slots=tile_slots,
         mask_start=mask_start,
         mask=mask,
     )

@@ -20,19 +20,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from verifier_service.model.kv import TILE
 from verifier_service.step import Span
 
 _ROUND = 32
-"""Pair-ordered lengths are padded to this, so that few distinct kernels are built."""
+"""Numbers of keys and of entries are padded to this, so that few distinct kernels are built."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairTile:
     """One tail tile in pair order, E = padded number of entries.
 
-    slots: [E] slot of each entry. columns: [E] its column in the tail. weight: [n, E] 1 where the
+    slots: [E] slot of each entry. columns: [E] its column in the tile. weight: [n, E] 1 where the
     entry is on the node's path, else 0.
     """
 
@@ -45,9 +46,10 @@ class PairTile:
 class TreeGroup:
     """A branching span. Rows are adjacent in the flat batch from first_row on.
 
-    prefix_tiles: whole tiles before the span, shared. prefix_slots: their slots [prefix_tiles *
-    TILE], or None when first_slot is set. key_slots: [K] slots of the tail's keys. gather: [n,
-    tail] the key at each position of the node's tail (0 where masked); mask: [n, tail] 0 or -inf.
+    prefix_tiles: whole tiles before the span, shared. num_keys: of the prefix and all nodes,
+    padded. slots: [num_keys], or None when first_slot is set. gather: [n, tail] the key (counted
+    from the tail's first) at each position of the node's tail, 0 where masked; mask: [n, tail] 0
+    or -inf.
     """
 
     first_row: int
@@ -57,8 +59,8 @@ class TreeGroup:
     prefix_tiles: int
     tail_tiles: int
     first_slot: int | None
-    prefix_slots: torch.Tensor | None
-    key_slots: torch.Tensor
+    num_keys: int
+    slots: torch.Tensor | None
     gather: torch.Tensor
     mask: torch.Tensor
     pair_tiles: tuple[PairTile, ...]
@@ -78,6 +80,10 @@ def tree_group(span: Span, first_row: int, dtype: torch.dtype) -> TreeGroup:
     tail_tiles = -(-(int(positions.max()) + 1 - begin) // TILE)
     keys = _position_order(parents, positions - begin, rest, tail_tiles * TILE)
     key_slots = span.slots[begin : span.start + n]
+    num_keys = -(-(span.start + n) // _ROUND) * _ROUND
+    slots = None
+    if span.first_slot is None:
+        slots = functional.pad(span.slots[: span.start + n], (0, num_keys - span.start - n))
     visible = torch.from_numpy(keys >= 0)
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
     pairs = _pairs(keys, parents, positions - begin, rest)
@@ -89,8 +95,8 @@ def tree_group(span: Span, first_row: int, dtype: torch.dtype) -> TreeGroup:
         prefix_tiles=begin // TILE,
         tail_tiles=tail_tiles,
         first_slot=span.first_slot,
-        prefix_slots=None if span.first_slot is not None else span.slots[:begin],
-        key_slots=key_slots,
+        num_keys=num_keys,
+        slots=slots,
         gather=torch.from_numpy(np.maximum(keys, 0)),
         mask=mask,
         pair_tiles=tuple(
@@ -154,7 +160,7 @@ def _pair_tile(
     slots[real] = key_slots[torch.from_numpy(entries[entries >= 0])]
     return PairTile(
         slots=slots,
-        columns=torch.from_numpy(columns),
+        columns=torch.from_numpy(np.maximum(columns - low, 0)),
         weight=torch.from_numpy(on_path).to(dtype),
     )
 

@@ -1,0 +1,114 @@
+"""What both forms of attention share: heads, query rows by head, masks, softmax, tile sums.
+
+Shapes: as in attention.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from verifier_service.model.kv import TILE
+
+_HIDDEN = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads of a layer, and the multiple to which query rows are padded (invariance.py)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    multiple: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a layer does to scores beside the scale (queries come scaled).
+
+    window: a row sees only positions above its own - window. softcap: scores become
+    softcap * tanh(score / softcap). sinks: [A] a logit per head that only takes weight away.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+class HeadRows:
+    """Query rows sorted by key-value head: [B * n, A, D] <-> [B * H, M, D], padding zero."""
+
+    def __init__(
+        self, batch: int, num_rows: int, shape: AttentionShape, dtype: torch.dtype
+    ) -> None:
+        self.group_size = shape.group_size
+        self._split = (batch, num_rows, shape.num_kv_heads, self.group_size, shape.head_dim)
+        self._real = num_rows * self.group_size
+        padded = -(-self._real // shape.multiple) * shape.multiple
+        heads = shape.num_kv_heads
+        self.buffer = torch.zeros(batch * heads, padded, shape.head_dim, dtype=dtype)
+        self._by_head = (batch, heads, padded, shape.head_dim)
+        self._loaded = self._rows(self.buffer)
+
+    def _rows(self, by_head: torch.Tensor) -> torch.Tensor:
+        """[B * H, M, D] -> [B, H, n, G, D], a view without padding."""
+        batch, num_rows, heads, group, head_dim = self._split
+        real = by_head.view(self._by_head)[:, :, : self._real]
+        return real.view(batch, heads, num_rows, group, head_dim)
+
+    def load(self, queries: torch.Tensor) -> torch.Tensor:
+        """queries [B * n, A, D] -> [B * H, M, D]."""
+        self._loaded.copy_(queries.view(self._split).transpose(1, 2))
+        return self.buffer
+
+    def collect(self, mixed: torch.Tensor, out: torch.Tensor) -> None:
+        """mixed [B * H * M, D] -> out [B * n, A, D]."""
+        out.view(self._split).copy_(self._rows(mixed).transpose(1, 2))
+
+    def by_row(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., n, x] -> [..., M, x]: each row for every query head of a group, then zeros."""
+        repeated = rows.repeat_interleave(self.group_size, dim=-2)
+        return functional.pad(repeated, (0, 0, 0, self._by_head[2] - repeated.shape[-2]))
+
+    def by_query_head(self, sinks: torch.Tensor) -> torch.Tensor:
+        """[A] -> [B * H, M], the value of each query row's own head."""
+        batch, num_rows, heads, group, _ = self._split
+        rows = sinks.view(1, heads, 1, group).expand(batch, heads, num_rows, group)
+        rows = rows.reshape(batch * heads, -1)
+        return functional.pad(rows, (0, self._by_head[2] - rows.shape[-1]))
+
+
+def hide(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask to add to scores: -inf where hidden, else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, _HIDDEN)
+
+
+def cap(scores: torch.Tensor, softcap: float | None) -> None:
+    """Soft-cap scores in place."""
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def soften(scores: torch.Tensor, sinks: torch.Tensor | None, rows: HeadRows) -> torch.Tensor:
+    """Softmax over positions of scores [B * H, M, P]; sinks take their share and are dropped.
+
+    The sink stands in a tile of its own behind the last one, so that it is added last whatever
+    the number of masked tiles.
+    """
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sink = scores.new_full((*scores.shape[:-1], TILE), _HIDDEN)
+    sink[..., 0] = rows.by_query_head(sinks)
+    weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)
+    return weights[..., : scores.shape[-1]].contiguous()
+
+
+def add_tiles(parts: torch.Tensor) -> torch.Tensor:
+    """[T, rows, D] -> [rows, D], in position order."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
