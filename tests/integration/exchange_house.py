@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
-from fakes import Client, HashTarget
-
 from protos.channel import Security
 from protos.exchange import DrafterReplica, Plan, PlanKind
 from protos.features import DType, FeatureForm
 from protos.generation import GenerationRequest
 from protos.params import SamplingParams
+from tests.fakes import Client, HashTarget
 from verifier_service.engine.draft_form import RowForm, TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
 from verifier_service.engine.loop import Engine

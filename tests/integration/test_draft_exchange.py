@@ -8,8 +8,6 @@ import struct
 
 import grpc
 import pytest
-from exchange_house import CHAIN, TOKEN, TREE, VOCAB, House, ask, oracle, plain_texts, until
-from fake_drafter import FakeDrafter, Mode
 
 from protos import drafting_pb2 as pb
 from protos import drafting_pb2_grpc as rpc
@@ -19,6 +17,18 @@ from protos.describe_codec import encode_describe_request
 from protos.errors import Unauthenticated
 from protos.exchange import CONTEXT_PIECE_BYTES, INLINE_ROWS_BYTES, DrafterReplica
 from protos.generation import FinishReason
+from tests.integration.exchange_house import (
+    CHAIN,
+    TOKEN,
+    TREE,
+    VOCAB,
+    House,
+    ask,
+    oracle,
+    plain_texts,
+    until,
+)
+from tests.integration.fake_drafter import FakeDrafter, Mode
 from verifier_service.engine.ports import SourcePlan
 
 MALFORMED = (

@@ -3,18 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import (
-    LIMITS,
-    acks,
-    capabilities,
-    generation_requests,
-    loads,
-    pieces,
-    results,
-    targets,
-    token_runs,
-    works,
-)
 
 from protos.codec import (
     decode_ack,
@@ -43,6 +31,18 @@ from protos.generation_codec import (
     encode_token_run,
 )
 from protos.tree import chain
+from tests.unit.protos.strategies import (
+    LIMITS,
+    acks,
+    capabilities,
+    generation_requests,
+    loads,
+    pieces,
+    results,
+    targets,
+    token_runs,
+    works,
+)
 
 
 def resent(message):

@@ -4,11 +4,6 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import (
-    LIMITS,
-    VOCAB,
-)
-from test_malformed import RESULT, ROWS, WORK
 
 from protos import drafting_pb2 as pb
 from protos import generation_pb2
@@ -35,7 +30,11 @@ from protos.generation_codec import (
     decode_target,
     decode_token_run,
 )
-
+from tests.unit.protos.strategies import (
+    LIMITS,
+    VOCAB,
+)
+from tests.unit.protos.test_malformed import RESULT, ROWS, WORK
 
 DECODERS = {
     pb.DraftRequest: lambda m: decode_draft_request(m, LIMITS),

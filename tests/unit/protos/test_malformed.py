@@ -3,11 +3,6 @@
 import struct
 
 import pytest
-from strategies import (
-    LIMITS,
-    VOCAB,
-    WIDTH,
-)
 
 from protos import drafting_pb2 as pb
 from protos import generation_pb2
@@ -53,6 +48,11 @@ from protos.generation_codec import (
 from protos.limits import MAX_RANKED_IDS, MAX_TEXT, Limits, drafter_limits
 from protos.params import SamplingParams
 from protos.tree import CandidateTree
+from tests.unit.protos.strategies import (
+    LIMITS,
+    VOCAB,
+    WIDTH,
+)
 
 
 def resent(message):

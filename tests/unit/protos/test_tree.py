@@ -5,10 +5,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens, trees
 
 from protos.errors import MalformedTree
 from protos.tree import CandidateTree, chain, merge
+from tests.unit.protos.strategies import tokens, trees
 
 
 def paths(tree):

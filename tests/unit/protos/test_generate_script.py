@@ -1,4 +1,4 @@
-"""The committed generated code is what the .proto files say."""
+"""protos/generate.py writes what is committed, and notices a changed contract."""
 
 import shutil
 import subprocess
