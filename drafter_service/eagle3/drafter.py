@@ -11,6 +11,7 @@ import torch
 from drafter_service.batcher import Batcher, HeadSession
 from drafter_service.cache import KvSlab
 from drafter_service.eagle3.head import Eagle3Head
+from drafter_service.eagle3.packed import PackedHead
 from drafter_service.service import Job, MakeRoom, Outcome
 from protos.exchange import SessionOpen
 
@@ -18,14 +19,15 @@ from protos.exchange import SessionOpen
 class Eagle3:
     """Chains and EAGLE-2 dynamic trees of an EAGLE-3 or 3.1 head."""
 
-    def __init__(self, head: Eagle3Head, cache_bytes: int) -> None:
+    def __init__(self, head: Eagle3Head, cache_bytes: int, max_positions: int) -> None:
         config = head.config
         weight = head.lm_head.weight
         self.head = head.eval().requires_grad_(False)
         self.slab = KvSlab(
             cache_bytes, config.num_kv_heads, config.head_dim, weight.dtype, weight.device
         )
-        self.batcher = Batcher(self.head, self.slab, head.target_ids, weight.dtype)
+        packed = PackedHead(self.head, max_positions)
+        self.batcher = Batcher(packed, self.slab, head.target_ids, weight.dtype)
 
     @property
     def dtype(self) -> torch.dtype:

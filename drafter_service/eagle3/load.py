@@ -44,7 +44,8 @@ def load_eagle3(
     _check_pair(described, embedding)
     head = read_eagle3_head(directory, embedding, _DTYPES[settings.dtype], num_layers)
     head = head.to(_device(settings.device))
-    algorithm = Eagle3(head, settings.limits.cache_mb * _MIB)
+    limits = settings.limits
+    algorithm = Eagle3(head, limits.cache_mb * _MIB, limits.max_context + limits.max_depth)
     capabilities = _capabilities(settings, described, incarnation, target_digest)
     return SessionDrafter(capabilities, algorithm, settings.idle_session_s)
 

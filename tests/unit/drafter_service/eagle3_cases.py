@@ -66,7 +66,9 @@ def eagle3_capabilities(head, incarnation=7, **limits):
 
 
 def eagle3_drafter(head, cache_bytes=1 << 20, **limits):
-    return SessionDrafter(eagle3_capabilities(head, **limits), Eagle3(head, cache_bytes), idle_s=60)
+    return SessionDrafter(
+        eagle3_capabilities(head, **limits), Eagle3(head, cache_bytes, 4200), idle_s=60
+    )
 
 
 def features_of(num_rows, seed=0, width=RAW_WIDTH, dtype=torch.float32):
