@@ -84,9 +84,16 @@ class HandleBackend:
                 response.cancel()
 
     async def statistics(self) -> Mapping[str, object]:
-        """Sums over verifier replicas of what they report."""
+        """Sums over verifier replicas of what they report, and the replicas there are."""
         await self._look()
-        return {"verifier": sum_nested([report.statistics for report in self._reports])}
+        remote: dict[str, int] = {}
+        for source in (s for report in self._reports for s in report.sources if not s.local):
+            remote[source.name] = max(remote.get(source.name, 0), source.num_replicas)
+        return {
+            "verifier": sum_nested([report.statistics for report in self._reports]),
+            "verifier_replicas": len(self._reports),
+            "drafter_replicas_by_drafter": remote,
+        }
 
     async def _watch(self) -> None:
         while True:

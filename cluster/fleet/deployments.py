@@ -9,9 +9,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ from cluster.fleet.autoscaling import drafter_statistics
 from cluster.fleet.backend import HandleBackend
 from cluster.fleet.directory import Directory
 from cluster.fleet.messages import DrafterReport, SourceReport, StreamItem, VerifierReport
+from cluster.fleet.statistics import statistics_of
 from cluster.http.auth import load_keys
 from cluster.http.ingress import Front, FrontSettings
 from cluster.http.text import load_text
@@ -108,7 +108,7 @@ class VerifierDeployment:
                 SourceReport(name, len(reports.get(name, ())), name in self._local)
                 for name in self._names
             ),
-            statistics=statistics_of(asdict(stats)),
+            statistics=statistics_of(stats, self._exchange.counts()),
         )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -174,17 +174,3 @@ class DrafterDeployment:
         if hasattr(self, "_address"):
             self._draining = True
             await self._server.stop(self._drain_s)
-
-
-def statistics_of(stats: Mapping[str, object]) -> dict[str, object]:
-    """Engine statistics as nested numbers; pairs become mappings, clocks are left out."""
-    found: dict[str, object] = {}
-    for name, value in stats.items():
-        if name == "last_step_s":
-            continue
-        if isinstance(value, tuple | list):
-            pairs = value if value and isinstance(value[0], tuple | list) else enumerate(value)
-            found[name] = {str(key): number for key, number in pairs}
-        else:
-            found[name] = value
-    return found

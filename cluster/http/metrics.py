@@ -111,10 +111,17 @@ class ServedCounters:
 
 
 def flatten(prefix: str, values: Mapping[str, object]) -> Iterable[Sample]:
-    """Numbers of a nested mapping as samples, keys joined by underscores; the rest is left out."""
+    """Numbers of a nested mapping as samples, keys joined by underscores; the rest is left out.
+
+    A mapping under a key `x_by_y` becomes samples of `x` with the label y.
+    """
     for key, value in values.items():
-        name = f"{prefix}_{key}"
-        if isinstance(value, Mapping):
+        name, _, label = f"{prefix}_{key}".partition("_by_")
+        if isinstance(value, Mapping) and label:
+            for item, number in value.items():
+                if isinstance(number, int | float):
+                    yield Sample(name, number, ((label, str(item)),))
+        elif isinstance(value, Mapping):
             yield from flatten(name, value)
         elif isinstance(value, int | float):
             yield Sample(name, value)

@@ -1,0 +1,255 @@
+"""HTTP in, tokens out, on a real local Ray: one text whatever drafts, a service that lives on."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import httpx
+import openai
+import pytest
+
+from cluster.tools.client import AsyncOutriderClient
+from protos.errors import InvalidRequest, UnknownModel
+from tests.e2e.live import LiveCluster, wait_for
+
+pytestmark = pytest.mark.timeout(280)
+
+PROMPT = "once upon a time there was a"
+MODES = [
+    {"mode": "off"},
+    {"mode": "auto"},
+    {"mode": "ngram", "depth": 8},
+    {"mode": "eagle3", "depth": 4},
+    {"mode": "eagle3", "depth": 3, "width": 4, "nodes": 12},
+    {"mode": "eagle3+ngram", "depth": 3, "width": 4, "nodes": 16},
+    {"mode": "scaled", "depth": 4},
+]
+
+
+def sampled(temperature: float, max_tokens: int = 80) -> dict:
+    return {
+        "temperature": temperature,
+        "seed": 11,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_same_text_with_any_drafter(live: LiveCluster, temperature: float) -> None:
+    options = sampled(temperature)
+    with live.client() as client:
+        plain = client.complete(PROMPT, **options, speculation={"mode": "off"})
+        assert plain.usage.num_accepted + plain.usage.num_rejected == 0
+        assert len(set(plain.token_ids)) >= 20
+        for mode in MODES:
+            drafted = client.complete(PROMPT, **options, speculation=mode)
+            assert drafted.token_ids == plain.token_ids, mode
+            assert drafted.text == plain.text
+            assert drafted.fingerprint == plain.fingerprint
+            if mode["mode"].startswith("eagle3"):
+                assert drafted.usage.num_accepted + drafted.usage.num_rejected > 0
+
+
+def test_stream_equals_reply(live: LiveCluster) -> None:
+    with live.client() as client:
+        whole = client.chat("tell me", **sampled(0.9))
+        chunks = list(client.stream_chat("tell me", **sampled(0.9)))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    ids = tuple(i for chunk in chunks for i in chunk.token_ids)
+    assert ids == whole.token_ids
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.num_output == whole.usage.num_output == 80
+
+
+def test_requests_in_parallel_are_as_if_alone(live: LiveCluster) -> None:
+    prompts = [f"{PROMPT} {number}" for number in range(8)]
+
+    async def go() -> tuple[list[str], list[str]]:
+        async with AsyncOutriderClient(live.url) as client:
+            alone = [(await client.complete(p, **sampled(0.7, 40))).text for p in prompts]
+            together = await asyncio.gather(
+                *(client.complete(p, **sampled(0.7, 40)) for p in prompts)
+            )
+            return alone, [reply.text for reply in together]
+
+    alone, together = asyncio.run(go())
+    assert together == alone
+
+
+def test_stop_string_is_cut_wherever_it_falls(live: LiveCluster) -> None:
+    options = sampled(0.0)
+    with live.client() as client:
+        text = client.complete(PROMPT, **options).text
+        at = len(text) // 2
+        stop = text[at : at + 2]
+        for mode in ("off", "eagle3+ngram"):
+            override = {"mode": mode}
+            reply = client.complete(PROMPT, **options, stop=stop, speculation=override)
+            assert reply.text == text[: text.index(stop)]
+            assert (reply.finish_reason, reply.stop_reason) == ("stop", stop)
+            assert len(reply.token_ids) == reply.usage.num_output
+
+
+def test_official_client_chats_and_streams(live: LiveCluster) -> None:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        asked = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 0.5,
+            "seed": 4,
+            "max_tokens": 30,
+        }
+        whole = client.chat.completions.create(**asked)
+        assert whole.usage is not None
+        assert whole.system_fingerprint
+        stream = client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage == whole.usage
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(**(asked | {"model": "nope"}))
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**(asked | {"n": 3}))
+        assert caught.value.param == "n"
+
+
+def test_bad_input_leaves_the_service_alive(live: LiveCluster) -> None:
+    before = live.replicas("ingress") | live.replicas("verifier")
+    bodies: list[tuple[bytes, int]] = [
+        (b"{", 400),
+        (b'{"prompt": "\\ud83d"}', 400),
+        (b'{"prompt": "x", "temperature": 9}', 400),
+        (b'{"prompt": [384]}', 400),
+        (b'{"prompt": "' + b"word " * 4000 + b'"}', 400),
+        (b'{"prompt": "x", "model": "nope"}', 404),
+        (b'{"prompt": "' + b"x" * (5 << 20) + b'"}', 413),
+    ]
+    with httpx.Client(base_url=live.url, timeout=60) as http:
+        for body, status in bodies:
+            reply = http.post("/v1/completions", content=body)
+            assert reply.status_code == status, body[:60]
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            assert not any(leak in reply.text for leak in ("Traceback", "/work", ".py", "ray."))
+        assert http.get("/v1/chat/completions").status_code == 405
+        assert http.get("/nope").status_code == 404
+    with live.client() as client:
+        with pytest.raises(UnknownModel):
+            client.chat("x", model="nope")
+        with pytest.raises(InvalidRequest):
+            client.chat("x", speculation={"mode": "nope"})
+        assert client.complete("x", max_tokens=3).usage.num_output <= 3
+    assert before == live.replicas("ingress") | live.replicas("verifier")
+
+
+def test_a_client_that_leaves_frees_its_request(live: LiveCluster) -> None:
+    running = "outrider_verifier_num_running"
+    wait_for(lambda: live.statistic(running) == 0, "nothing runs")
+    with live.client() as client:
+        streams = [
+            client.stream(PROMPT, max_tokens=1900, ignore_eos=True, temperature=1.0)
+            for _ in range(3)
+        ]
+        for stream in streams:
+            next(stream)
+        assert live.statistic(running) == 3
+        for stream in streams:
+            stream.close()
+        wait_for(lambda: live.statistic(running) == 0, "the requests are gone", 15)
+        used = live.statistic("outrider_verifier_num_pages") - live.statistic(
+            "outrider_verifier_num_free_pages"
+        )
+        assert used == 0
+        assert client.complete("x", max_tokens=2).usage.num_output <= 2
+
+
+def test_a_killed_drafter_changes_no_text_and_drafting_resumes(live: LiveCluster) -> None:
+    options = sampled(0.6, 600) | {"speculation": {"mode": "eagle3", "depth": 3}}
+    plain = sampled(0.6, 600) | {"speculation": {"mode": "off"}}
+    drafted = 'outrider_verifier_drafted_total{source="eagle3"}'
+    with live.client() as client:
+        expected = [client.complete(f"{PROMPT} {n}", **plain).token_ids for n in range(2)]
+        found: dict[int, tuple[int, ...]] = {}
+
+        def run(number: int) -> None:
+            with live.client() as own:
+                found[number] = own.complete(f"{PROMPT} {number}", **options).token_ids
+
+        before = live.statistic(drafted)
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: live.statistic(drafted) > before + 20, "drafting has begun", 30)
+        (victim,) = live.replicas("drafter-eagle3")
+        os.kill(victim, signal.SIGKILL)
+        for thread in threads:
+            thread.join(timeout=120)
+        assert [found[number] for number in range(2)] == expected
+        wait_for(
+            lambda: live.replicas("drafter-eagle3") not in (set(), {victim}), "a new replica", 60
+        )
+
+        def resumed() -> bool:
+            reply = client.complete(PROMPT, **(options | {"max_tokens": 20}))
+            return reply.usage.num_accepted + reply.usage.num_rejected > 0
+
+        wait_for(resumed, "drafting resumes", 60)
+
+
+def test_drafters_scale_with_sessions_and_back(live: LiveCluster) -> None:
+    replicas = 'outrider_drafter_replicas{drafter="scaled"}'
+    wait_for(lambda: live.statistic(replicas) == 1, "one replica at rest", 90)
+    stop = threading.Event()
+    errors: list[Exception] = []
+
+    def load(number: int) -> None:
+        with live.client() as client:
+            while not stop.is_set():
+                try:
+                    client.complete(
+                        f"{PROMPT} {number}",
+                        max_tokens=1500,
+                        ignore_eos=True,
+                        speculation={"mode": "scaled", "depth": 2},
+                    )
+                except Exception as error:
+                    errors.append(error)
+                    return
+
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: live.statistic(replicas) == 2, "a second replica under load", 90)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=120)
+    assert errors == []
+    wait_for(lambda: live.statistic(replicas) == 1, "one replica again", 90)
+
+
+def test_overload_is_refused_with_a_time_to_come_back(live: LiveCluster) -> None:
+    async def go() -> list[int]:
+        async with httpx.AsyncClient(base_url=live.url, timeout=120) as http:
+            body = {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True}
+            replies = await asyncio.gather(
+                *(http.post("/v1/completions", json=body) for _ in range(90))
+            )
+            for reply in replies:
+                if reply.status_code == 503:
+                    assert int(reply.headers["retry-after"]) >= 1
+                    assert reply.json()["error"]["code"] == "overloaded"
+            return [reply.status_code for reply in replies]
+
+    statuses = asyncio.run(go())
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 64
+    with live.client() as client:
+        assert client.complete("x", max_tokens=2).finish_reason in ("length", "stop")
