@@ -199,8 +199,10 @@ LIGHT = [
     "protos.exchange",
     "protos.generation",
     "protos.features",
+    "verifier_service.config",
     "drafter_service.config",
     "cluster.config",
+    "cluster.tools.client",
 ]
 
 

@@ -89,3 +89,19 @@ for name in ("drafting.proto", "generation.proto", "PROTOCOL.md"):
 print("read")
 """
     assert run([str(clean_python), "-c", code], tmp_path) == "read\n"
+
+
+def test_the_default_config_loads_from_the_wheel(clean_python, tmp_path):
+    code = """
+from cluster.config import read_config
+from cluster.tools.serving import default_config
+path = default_config()
+assert "site-packages" in path.parts, path
+config = read_config(path)
+print(config.verifier.target, *(entry.kind for entry in config.drafters))
+"""
+    assert run([str(clean_python), "-c", code], tmp_path).split()[0] == "embedded"
+
+
+def test_the_command_is_installed(clean_python, tmp_path):
+    assert "serve" in run([str(clean_python.parent / "outrider"), "--help"], tmp_path)
