@@ -1,9 +1,9 @@
 """Load-time fusion of Llama-shaped decoders: the layers as one tight loop over packed matrices.
 
 Takes the modules' weights (one qkv matrix, one gate-up matrix per layer) and leaves nothing of
-the modules' own forward: rotary tables are looked up once a step, norms are one call,
-residuals are added by the matrix product. Greedy ids equal the unfused path in float32; in bf16
-fewer roundings happen, so logits differ in their last bits. Other shapes are not fused.
+the modules' own forward: rotary tables are looked up once a step, norms take few calls, residuals
+are added by the matrix product. Greedy ids equal the unfused path in float32; in bf16 fewer
+roundings happen, so logits differ in their last bits. Families of another shape are not fused.
 
 Shapes: R rows, A query heads, H key-value heads, D head_dim, I intermediate_size.
 """
@@ -54,13 +54,20 @@ class _LayerModule(Protocol):
     post_attention_layernorm: _NormModule
 
 
-@dataclass(frozen=True, slots=True)
 class _Norm:
-    weight: torch.Tensor
-    eps: float
+    """RMSNorm over the last dimension, rounded as the modules round it."""
+
+    def __init__(self, module: _NormModule) -> None:
+        self._weight = module.weight.detach()
+        # sum of squares / size + eps, in one call on the norms.
+        self._eps = torch.tensor(module.variance_epsilon)
+        self._share = 1.0 / self._weight.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        wide = x.float()
+        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        shrink = torch.addcmul(self._eps, size, size, value=self._share).rsqrt_()
+        return (wide * shrink).to(x.dtype).mul_(self._weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class FusedDecoder:
         self._cos, self._sin = _rotary_tables(base.rotary_emb, max_context, self._embedding)
         self._scale: float = attention.scaling
         self._layers = [_fuse_layer(layer, config) for layer in base.layers]
-        self._norm = _norm(base.norm)
+        self._norm = _Norm(base.norm)
         self._head = Linear(model.get_output_embeddings().weight)
 
     def run(
@@ -177,12 +184,12 @@ def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
         window = config.sliding_window
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return _Layer(
-        before_attention=_norm(layer.input_layernorm),
+        before_attention=_Norm(layer.input_layernorm),
         qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
-        q_norm=None if q_norm is None else _norm(q_norm),
-        k_norm=None if k_norm is None else _norm(k_norm),
+        q_norm=None if q_norm is None else _Norm(q_norm),
+        k_norm=None if k_norm is None else _Norm(k_norm),
         output=_join(attention.o_proj),
-        before_mlp=_norm(layer.post_attention_layernorm),
+        before_mlp=_Norm(layer.post_attention_layernorm),
         gate_up=_join(mlp.gate_proj, mlp.up_proj),
         down=_join(mlp.down_proj),
         scoring=Scoring(window=window),
@@ -199,10 +206,6 @@ def _join(*linears: nn.Linear) -> Linear:
         for linear in linears
     ]
     return Linear(weight, torch.cat([bias.detach() for bias in biases]))
-
-
-def _norm(module: _NormModule) -> _Norm:
-    return _Norm(module.weight.detach(), module.variance_epsilon)
 
 
 def _rotary_tables(
