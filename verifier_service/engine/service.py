@@ -10,7 +10,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from protos.errors import OutriderError
@@ -72,7 +72,7 @@ class EngineService:
         """Raise InvalidRequest or ContextTooLong unless the request can be served."""
         self._engine.check(request)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenRun]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
         """Token runs of a request, the last with finish_reason and counts.
 
         Raises InvalidRequest, ContextTooLong or Overloaded before the first run. Leaving the

@@ -1,0 +1,274 @@
+"""outrider.v1.Generation on loopback: the in-process text, errors by name, cancellation, token."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import generation_pb2 as pb
+from protos import generation_pb2_grpc as rpc
+from protos.channel import Security, call_metadata, make_aio_channel
+from protos.channel_errors import error_from_rpc
+from protos.errors import ConfigError, ContextTooLong, InvalidRequest, Unauthenticated
+from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.generation_codec import decode_target, decode_token_run, encode_generation_request
+from protos.limits import Limits
+from tests.fakes import Client, FakeDrafting, HashTarget, request, small_settings
+from tests.tiny import tiny_llama_dir
+from verifier_service.engine.loop import Engine
+from verifier_service.engine.service import EngineService
+from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.server import GenerationServer
+
+VOCAB = 97
+SECURITY = Security(token="open sesame")
+
+
+def make_engine() -> Engine:
+    target = HashTarget(VOCAB, max_context=3000, eos_token_ids=(5, 9))
+    return Engine(target, FakeDrafting(), StaticPlanner(), small_settings(num_slots=8192))
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[tuple[EngineService, str, rpc.GenerationStub]]:
+    interval = sys.getswitchinterval()
+    service = EngineService(make_engine())
+    service.start()
+    server = GenerationServer(service, SECURITY)
+    port = await server.start()
+    address = f"127.0.0.1:{port}"
+    async with make_aio_channel(address, SECURITY) as channel:
+        yield service, address, rpc.GenerationStub(channel)
+    await server.stop()
+    await asyncio.to_thread(service.stop)
+    sys.setswitchinterval(interval)
+
+
+async def call(
+    stub: rpc.GenerationStub, given: GenerationRequest, security: Security = SECURITY
+) -> list[TokenRun]:
+    message = encode_generation_request(given)
+    stream = stub.Generate(message, metadata=call_metadata(security))
+    try:
+        return [decode_token_run(part, given.request_id, Limits()) async for part in stream]
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+
+
+def ids(runs: list[TokenRun]) -> tuple[int, ...]:
+    return tuple(token for run in runs for token in run.ids)
+
+
+async def until(claim) -> None:
+    while not claim():
+        await asyncio.sleep(0.005)
+
+
+def test_texts_over_the_wire_equal_those_in_process():
+    requests = [
+        request(str(n), [n, 2 * n + 1], 40, temperature=0.9, seed=n - 3, top_p=0.95, top_k=30)
+        for n in range(8)
+    ]
+    client = Client(make_engine())
+    for one in requests:
+        client.submit(one)
+    expected = client.finish()
+
+    async def scenario() -> None:
+        async with serving() as (_, _, stub):
+            answers = await asyncio.gather(*(call(stub, one) for one in requests))
+        for one, runs in zip(requests, answers, strict=True):
+            assert ids(runs) == expected[one.request_id]
+            last, local = runs[-1], client.last(one.request_id)
+            assert last.finish_reason is local.finish_reason
+            assert last.stop_token_id == local.stop_token_id
+            assert last.counts is not None
+            assert local.counts is not None
+            assert last.counts.num_output == local.counts.num_output
+
+    asyncio.run(scenario())
+
+
+def test_a_request_goes_on_after_output_committed_elsewhere():
+    whole = request("a", [3], 40, temperature=0.9, seed=8, ignore_eos=True)
+    client = Client(make_engine())
+    client.submit(whole)
+    text = client.finish()["a"]
+
+    async def scenario() -> None:
+        async with serving() as (_, _, stub):
+            rest = GenerationRequest("a", whole.prompt_ids, whole.params, text[:13])
+            assert ids(await call(stub, rest)) == text[13:]
+
+    asyncio.run(scenario())
+
+
+def test_describe_tells_what_is_served():
+    async def scenario() -> None:
+        async with serving() as (_, _, stub):
+            message = await stub.DescribeTarget(
+                pb.DescribeTargetRequest(), metadata=call_metadata(SECURITY)
+            )
+        target = decode_target(message)
+        assert target.vocab_size == VOCAB
+        assert target.max_context == 3000
+        assert target.eos_token_ids == (5, 9)
+        assert target.invariant
+
+    asyncio.run(scenario())
+
+
+def test_bad_requests_are_refused_by_name_and_the_service_lives_on():
+    good = request("good", [1], 5, ignore_eos=True)
+    plain = encode_generation_request(good)
+
+    def changed(**fields: object) -> pb.GenerateRequest:
+        message = pb.GenerateRequest()
+        message.CopyFrom(plain)
+        for name, value in fields.items():
+            holder, _, leaf = name.rpartition("__")
+            place = getattr(message, holder) if holder else message
+            if isinstance(value, list):
+                del getattr(place, leaf)[:]
+                getattr(place, leaf).extend(value)
+            else:
+                setattr(place, leaf, value)
+        return message
+
+    cases = [
+        (changed(prompt_ids=[]), InvalidRequest),
+        (changed(prompt_ids=[VOCAB]), InvalidRequest),
+        (changed(prompt_ids=[2**32 - 1]), InvalidRequest),
+        (changed(output_ids=[VOCAB + 7]), InvalidRequest),
+        (changed(prompt_ids=[1] * 3000), ContextTooLong),
+        (changed(prompt_ids=[1] * 3001), InvalidRequest),
+        (changed(sampling__temperature=-1.0), InvalidRequest),
+        (changed(sampling__temperature=float("nan")), InvalidRequest),
+        (changed(sampling__top_p=1.5), InvalidRequest),
+        (changed(sampling__min_p=-0.1), InvalidRequest),
+        (changed(sampling__max_tokens=0), InvalidRequest),
+        (changed(sampling__stop_token_ids=[1] * 65), InvalidRequest),
+        (changed(speculation__mode=17), InvalidRequest),
+        (changed(speculation__drafters=["x" * 5000]), InvalidRequest),
+        (changed(request_id="r" * 5000), InvalidRequest),
+    ]
+
+    async def scenario() -> None:
+        async with serving() as (service, _, stub):
+            for message, kind in cases:
+                stream = stub.Generate(message, metadata=call_metadata(SECURITY))
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async for _ in stream:
+                        pass
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                error = error_from_rpc(caught.value)
+                assert isinstance(error, kind), error
+                assert isinstance(error, InvalidRequest)
+                assert error.param, error
+            assert service.stats().num_requests == 0
+            assert len(ids(await call(stub, good))) == 5
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("token", ["", "open sesam", "open sesame "])
+def test_calls_without_the_token_are_refused(token: str):
+    async def scenario() -> None:
+        async with serving() as (service, _, stub):
+            with pytest.raises(Unauthenticated):
+                await call(stub, request("a", [1]), Security(token=token))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.DescribeTarget(pb.DescribeTargetRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert service.stats().num_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_a_call_frees_its_pages_and_nobody_elses():
+    async def scenario() -> None:
+        async with serving() as (service, _, stub):
+            message = encode_generation_request(request("a", [1], 2900, ignore_eos=True))
+            stream = stub.Generate(message, metadata=call_metadata(SECURITY))
+            for _ in range(3):
+                await stream.read()
+            neighbour = asyncio.create_task(call(stub, request("b", [2], 50, ignore_eos=True)))
+            stream.cancel()
+            assert len(ids(await neighbour)) == 50
+            await until(lambda: service.stats().num_running == 0)
+            stats = service.stats()
+            assert dict(stats.finished) == {"cancelled": 1, "length": 1}
+            assert stats.num_free_pages == stats.num_pages
+
+    asyncio.run(scenario())
+
+
+def test_a_client_whose_connection_breaks_is_cancelled():
+    async def scenario() -> None:
+        async with serving() as (service, address, _):
+            channel = make_aio_channel(address, SECURITY)
+            message = encode_generation_request(request("a", [1], 2900, ignore_eos=True))
+            stream = rpc.GenerationStub(channel).Generate(message, metadata=call_metadata(SECURITY))
+            await stream.read()
+            await channel.close()
+            await until(lambda: dict(service.stats().finished) == {"cancelled": 1})
+
+    asyncio.run(scenario())
+
+
+def test_the_command_serves_a_real_model_and_stops_on_a_signal(tmp_path: Path):
+    model = tiny_llama_dir(tmp_path / "tiny", vocab=384)
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-m", "verifier_service", "--target", str(model)]
+    command += ["--dtype", "fp32", "--num-threads", "1", "--ready-file", str(ready)]
+    environment = os.environ | {"OUTRIDER_TOKEN": SECURITY.token}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    async def scenario() -> None:
+        await until(lambda: ready.exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        async with make_aio_channel(ready.read_text().strip(), SECURITY) as channel:
+            stub = rpc.GenerationStub(channel)
+            given = request("a", [5, 6, 7], 20, ignore_eos=True)
+            runs = await call(stub, given)
+            assert len(ids(runs)) == 20
+            assert runs[-1].finish_reason is FinishReason.LENGTH
+            assert ids(await call(stub, given)) == ids(runs)
+
+    try:
+        asyncio.run(scenario())
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+        assert process.returncode == 0, log
+        assert "Traceback" not in log
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--listen", "here"], ["--dtype", "fp8"], ["--drafter", "x"]]
+)
+def test_the_command_refuses_bad_options_in_one_line(arguments: list[str]):
+    command = [sys.executable, "-m", "verifier_service", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_listening_beyond_loopback_without_trust_is_refused():
+    async def scenario() -> None:
+        async with serving() as (service, _, _):
+            with pytest.raises(ConfigError):
+                await GenerationServer(service, Security(), "0.0.0.0").start()
+
+    asyncio.run(scenario())
