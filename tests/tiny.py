@@ -47,7 +47,7 @@ def tiny_llama_dir(
 ) -> Path:
     """A random Llama with grouped heads (4 query, 2 key-value) in directory `path`."""
     config = LlamaConfig(**_sizes(vocab, hidden, layers, max_context))
-    return _write(config, path, seed)
+    return write_tiny(config, path, seed)
 
 
 def tiny_qwen3_dir(
@@ -60,7 +60,7 @@ def tiny_qwen3_dir(
 ) -> Path:
     """A random Qwen3 (norms on queries and keys, head_dim apart from hidden size) in `path`."""
     sizes = _sizes(vocab, hidden, layers, max_context) | {"head_dim": 32}
-    return _write(Qwen3Config(**sizes), path, seed)
+    return write_tiny(Qwen3Config(**sizes), path, seed)
 
 
 def byte_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
@@ -106,7 +106,8 @@ def _sizes(vocab: int, hidden: int, layers: int, max_context: int) -> dict[str, 
     }
 
 
-def _write(config: PreTrainedConfig, path: Path, seed: int) -> Path:
+def write_tiny(config: PreTrainedConfig, path: Path, seed: int) -> Path:
+    """A random model of any `config` as a directory, with a tokenizer where there is room."""
     path.mkdir(parents=True, exist_ok=True)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)

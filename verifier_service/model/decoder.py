@@ -5,6 +5,7 @@ step metadata travels as a forward keyword, no cache object exists, positions ar
 batch dimension is 1. What a family asks of attention is honoured or refused by name.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -82,6 +83,7 @@ class ModulesDecoder:
     """transformers' own modules, unchanged."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        _require_served(model)
         self._model = model
         self._layers = _decoder_layers(model)
 
@@ -103,6 +105,11 @@ class ModulesDecoder:
         finally:
             for hook in hooks:
                 hook.remove()
+        if context.num_calls != len(self._layers):
+            raise CheckpointError(
+                f"{context.num_calls} of {len(self._layers)} layers of "
+                f"{type(self._model).__name__} attend through AttentionInterface"
+            )
         return DecoderOutput(output.logits[0], states)
 
     def matrices(self) -> list[Matrix]:
@@ -178,13 +185,23 @@ def _attention(
     return out[None], None
 
 
+def _require_served(model: PreTrainedModel) -> None:
+    """Refuse, by name, a family that cannot be run over a laid-out step."""
+    name = type(model).__name__
+    if not model._supports_attention_backend:
+        raise CheckpointError(f"{name}'s attention does not go through AttentionInterface")
+    accepted = inspect.signature(model.forward).parameters
+    for needed in ("position_ids", "logits_to_keep"):
+        if needed not in accepted:
+            raise CheckpointError(f"{name} takes no {needed}")
+
+
 def _decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    layers = getattr(model.base_model, "layers", None)
-    if not isinstance(layers, torch.nn.ModuleList):
-        raise CheckpointError(
-            f"{type(model).__name__} keeps its decoder layers where they are not found (`layers`)"
-        )
-    return layers
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module
+    raise CheckpointError(f"{type(model).__name__} has no list of {count} decoder layers")
 
 
 def _keep(states: dict[int, torch.Tensor], layer: int) -> Hook:

@@ -66,6 +66,7 @@ def load_target(
     kv_heads = _kv_heads(config)
     matrices = [*decoder.matrices(), *(linear.matrix for linear in own_taps.linears)]
     multiple, note = find_multiple(matrices, dtype)
+    note = note or _expert_note(config)
     digest = checkpoint_digest(directory)
     facts = TargetFacts(
         name=directory.name,
@@ -137,10 +138,20 @@ def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
+def _expert_note(config: PreTrainedConfig) -> str:
+    """Why a mixture of experts is not invariant, "" for a dense model."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if any((getattr(config, name, None) or 0) > 1 for name in names):
+        return "mixture of experts: an expert's number of rows depends on the batch"
+    return ""
+
+
 def _max_context(config: PreTrainedConfig, asked: int | None) -> int:
-    own = int(config.max_position_embeddings)
+    own = getattr(config, "max_position_embeddings", None)
+    if not own:
+        raise CheckpointError(f"{config.model_type} states no max_position_embeddings")
     if asked is None:
-        return own
+        return int(own)
     if not 1 <= asked <= own:
         raise ConfigError(f"max_context must be between 1 and the model's {own}, not {asked}")
     return asked
