@@ -73,20 +73,21 @@ class Meter:
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
-        self._begin: tuple[float, int] | None = None
+        self._began_s = time.monotonic()
+        self._first: int | None = None
         self._shown_s = 0.0
 
     def report(self, done: int, total: int, num_tokens: int) -> None:
         """Show the state, at most once a second (every ten without a terminal)."""
         now = time.monotonic()
-        if self._begin is None:
-            self._begin = (now, done)
+        if self._first is None:
+            self._first = done - 1
         terminal = sys.stderr.isatty()
         if done < total and now - self._shown_s < (1.0 if terminal else 10.0):
             return
         self._shown_s = now
-        elapsed = max(now - self._begin[0], 1e-6)
-        left_s = elapsed / max(done - self._begin[1], 1) * (total - done)
+        elapsed = max(now - self._began_s, 1e-6)
+        left_s = elapsed / (done - self._first) * (total - done)
         line = (
             f"{done}/{total} {self._unit}  {num_tokens / elapsed:.0f} tokens/s  "
             f"{int(left_s // 60)} min {int(left_s % 60)} s left"
