@@ -56,6 +56,7 @@ class Mode(StrEnum):
     BAD_STATUS = "bad_status"
     STRANGER = "stranger"
     FLOOD = "flood"
+    TORRENT = "torrent"
     PICKLE = "pickle"
     SILENT = "silent"
     LATE = "late"
@@ -165,6 +166,8 @@ class FakeDrafter(rpc.DrafterServicer):
             if mode is Mode.LATE and any(w.plan.kind is not PlanKind.NONE for w in call.works):
                 await asyncio.sleep(self.delay_s)
             reply = encode_draft_reply(call.step, results, 0.0001, 0.0002)
+            for _ in range(30_000 if mode is Mode.TORRENT else 0):
+                await context.write(reply)
             await context.write(self._spoil(reply, mode))
 
     async def Context(self, request_iterator, context):  # noqa: N802

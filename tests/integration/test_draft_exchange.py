@@ -140,6 +140,18 @@ def test_lies_and_noise_change_nothing(start, build, truth, mode):
     assert house.client.finish() == truth
 
 
+def test_a_torrent_of_answers_neither_holds_a_step_nor_fills_the_memory(start, build, truth):
+    drafter = start()
+    drafter.mode = Mode.TORRENT
+    house = build([SourcePlan("fake", CHAIN)], deadline_s=0.05)
+    house.offer("fake", drafter.address)
+    for request in REQUESTS:
+        house.client.submit(request)
+    assert house.client.finish() == truth
+    drafter.mode = Mode.GOOD
+    house.wait_for("fake")
+
+
 def test_a_refusal_is_taken_once_per_request(start, build):
     drafter = start()
     drafter.mode = Mode.REFUSES

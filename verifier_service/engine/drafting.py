@@ -167,7 +167,8 @@ class DraftExchange:
                     self._leave(pool, peer)
 
     def _drain(self, step: DraftRound | None) -> None:
-        while True:
+        """Take in what is there now; what a drafter goes on sending meanwhile comes next time."""
+        for _ in range(self._events.qsize()):
             try:
                 event: Event = self._events.get_nowait()
             except Empty:

@@ -43,6 +43,9 @@ LONGEST_PAUSE_S: Final = 1.0
 PATIENCE_S: Final = 1.0
 """What a peer is given to end its streams before they are cut."""
 
+MAX_UNREAD: Final = 10_000
+"""Events that may wait for the engine's thread; far more than its steps ever ask for."""
+
 _logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
@@ -172,6 +175,8 @@ class RemoteLink:
                 reason = error_from_rpc(error)
             except OutriderError as error:
                 reason = error
+            except ValueError as error:  # grpc's word for a channel that was closed meanwhile
+                reason = PeerUnavailable(str(error))
             finally:
                 self._leave(channel)
             self._say(reason)
@@ -199,6 +204,7 @@ class RemoteLink:
         reader.start()
         try:
             for message in drafts:
+                self._check_flood()
                 self._events.put(self._decode_answer(message))
         finally:
             acks.cancel()
@@ -215,15 +221,21 @@ class RemoteLink:
         """Read until the stream ends; a replica that has lost one stream is left altogether."""
         try:
             for message in acks:  # type: ignore[attr-defined]  # grpc-stubs: calls iterate
+                self._check_flood()
                 try:
                     self._events.put(AckIn(self._peer_id, decode_ack(message, self._limits)))
                 except ProtocolError as error:
                     self._events.put(AckIn(self._peer_id, None, error))
-        except grpc.RpcError:
-            pass
+        except (grpc.RpcError, ProtocolError) as error:
+            _logger.debug("rows stream to %s ended: %s", self._address, type(error).__name__)
         finally:
             if not self._closing.is_set():
                 drafts.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
+
+    def _check_flood(self) -> None:
+        """A peer that says more than anyone asked for may not fill this process's memory."""
+        if self._events.qsize() > MAX_UNREAD:
+            raise ProtocolError(f"more than {MAX_UNREAD} answers wait to be read")
 
     def _leave(self, channel: grpc.Channel) -> None:
         connection, self._connection = self._connection, None
