@@ -23,9 +23,13 @@ from protos.errors import ConfigError
 _ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # One way in, the proxy: no further ports, and no minimum of 30 s to stop an ingress.
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Keep CUDA_VISIBLE_DEVICES as it is for replicas that reserve no GPU.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Replicas are the work itself, not background jobs: Ray would run them at niceness 15.
+    "RAY_worker_niceness": "0",
     "RAY_enable_metrics_collection": "0",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
