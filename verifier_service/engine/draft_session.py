@@ -71,7 +71,9 @@ class DraftSession:
         self.rows_held = 0
         self.latest: Reply | None = None
         self._pieces_under_way = 0
+        self._pieces_disowned = 0
         self._num_losses = 0
+        self._longest_asked = 0
         self._last_step = 0
         self._lost_step = -1
         self._questions: dict[int, Question] = {}
@@ -98,6 +100,7 @@ class DraftSession:
         self.is_open = True
         self.tokens_sent = base_len
         self._last_step = question.step
+        self._longest_asked = base_len
         self._questions[base_len] = question
         while len(self._questions) > _REMEMBERED:
             del self._questions[next(iter(self._questions))]
@@ -141,10 +144,12 @@ class DraftSession:
         Raises ProtocolError when the answer cannot be to anything that was asked.
         """
         question = self._questions.get(result.base_len)
-        if result.base_len > self.tokens_sent:
+        if result.base_len > self._longest_asked:
             raise ProtocolError(f"nothing of length {result.base_len} was asked")
+        if step <= self._lost_step:
+            return None  # sent before a loss that is known: it tells nothing new
         if result.status is DraftStatus.LOST:
-            self._lose(result, step)
+            self._lose(result)
             return None
         if self.form.form is FeatureForm.NONE:
             self._num_losses = 0
@@ -163,6 +168,9 @@ class DraftSession:
 
         Raises ProtocolError when rows are lost again and again.
         """
+        if self._pieces_disowned:
+            self._pieces_disowned -= 1
+            return
         self._pieces_under_way = max(self._pieces_under_way - 1, 0)
         if ack.lost:
             self._forget_everything()
@@ -174,20 +182,27 @@ class DraftSession:
         """The connection broke: whatever is not confirmed is owed again."""
         self.tokens_sent = self.tokens_held
         self.rows_sent = self.rows_held
-        self._pieces_under_way = 0
+        self._pieces_under_way = self._pieces_disowned = 0
         self._questions.clear()
 
     def reset(self, incarnation: int) -> None:
         """Another process stands at the other end: it holds nothing."""
         self.incarnation = incarnation
-        self._pieces_under_way = 0
         self._forget_everything()
+        self._pieces_disowned = 0
 
     def _forget_everything(self) -> None:
+        self._disown()
         self.is_open = self.is_confirmed = False
         self.tokens_sent = self.tokens_held = 0
         self.rows_sent = self.rows_held = 0
         self._questions.clear()
+
+    def _disown(self) -> None:
+        """What is on its way was sent before a loss: its answers tell nothing new."""
+        self._lost_step = self._last_step
+        self._pieces_disowned += self._pieces_under_way
+        self._pieces_under_way = 0
 
     def _open(self, view: SequenceView) -> SessionOpen:
         form = self.form
@@ -214,11 +229,9 @@ class DraftSession:
             raise RowsMissing(f"rows [{self.rows_sent}, {end}) are not kept")
         return rows
 
-    def _lose(self, result: DraftResult, step: int) -> None:
-        """Owe everything that the drafter says it does not hold; once per round of losses."""
-        if step <= self._lost_step:
-            return
-        self._lost_step = self._last_step
+    def _lose(self, result: DraftResult) -> None:
+        """Owe everything that the drafter says it does not hold."""
+        self._disown()
         self._count_loss("the prefix")
         if result.incarnation != self.incarnation or result.held_tokens == 0:
             self._forget_everything()
