@@ -48,6 +48,7 @@ def write_eagle3(
     tensors.update(vocabulary_maps(head.target_ids, config.vocab_size))
     temporary = directory / "model.safetensors.tmp"
     save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)  # safetensors writes files for their owner alone
     os.replace(temporary, directory / "model.safetensors")
     _write_json(directory / "config.json", speculators_config(config, verifier_name, dtype))
     if provenance is not None:

@@ -30,7 +30,8 @@ STAGES = ("all", "features", "train", "export")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 with the reason on stderr."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(words)
     try:
         settings = load_settings(arguments.config)
         torch.set_num_threads(settings.threads)
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = Run(settings, _say)
             run.train(run.start(arguments.warm_from))
         if arguments.stage in ("all", "export") and arguments.output is not None:
-            export(settings, arguments.output, arguments.name, sys.argv)
+            export(settings, arguments.output, arguments.name, words)
     except (OutriderError, OSError) as error:
         print(f"outrider train: {error}", file=sys.stderr)
         return 1
@@ -65,7 +66,9 @@ def export(settings: TrainSettings, output: Path, name: str, command: Sequence[s
     head = started.trainer.averaged_head()
     held_out = run.check(head, started.position)
     coverage = run.vocab_coverage
-    told = provenance(command, settings, started.position, coverage, held_out)
+    told = provenance(
+        ["outrider", "train", *command], settings, started.position, coverage, held_out
+    )
     write_eagle3(output, head, name, provenance=told)
     _say(f"wrote {output}")
 
