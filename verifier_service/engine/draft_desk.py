@@ -85,9 +85,6 @@ class DraftDesk:
         if step.wait_s > 0.0:
             for peer in step.silent_peers():
                 peer.fell_silent(now_s)
-        held_s = step.held_s(now_s)
-        for _, tally in {id(seat[1]): seat for seat in self._seats.values()}.values():
-            tally.add("wait_s", held_s.get(tally.source, 0.0))
 
     def _take_answer(
         self, event: AnswerIn, peer: DraftPeer, tally: SourceTally, step: DraftRound | None

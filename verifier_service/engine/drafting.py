@@ -242,7 +242,10 @@ class DraftExchange:
             except Empty:
                 break
             self._desk.take(event, step)
-        self._desk.close_round(step, time.monotonic())
+        now_s = time.monotonic()
+        self._desk.close_round(step, now_s)
+        for source, held_s in step.held_s(now_s).items():
+            self._pools[source].tally.add("wait_s", held_s)
 
     def _collect(self, view: SequenceView) -> list[Draft]:
         drafts = []
