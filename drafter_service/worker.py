@@ -1,9 +1,10 @@
 """The one thread that computes: drafts first, bulk rows in between.
 
-Messages of all streams that wait are drafted together in one `handle`; one slice of rows at a time
-is absorbed when no draft waits, so that a draft never waits for more than that. A work overtaken by
-a newer one of the same session only brings its tokens and rows. Knows no stream and no event loop:
-callers leave a callback, which is called on this thread.
+Messages of all streams that wait are drafted together in one `handle`. Rows are absorbed a slice at
+a time when no draft waits, and one slice after every batch once they have waited for long: a draft
+never waits for more than a slice, and rows never starve. A work overtaken by a newer one of the
+same session only brings its tokens and rows. Knows no stream and no event loop: callers leave a
+callback, which is called on this thread.
 """
 
 import logging
@@ -30,6 +31,9 @@ from protos.exchange import (
 logger = logging.getLogger(__name__)
 
 ROWS_PER_SLICE = 64
+MAX_ROWS_WAIT_S = 0.05
+"""Rows that have waited for so long are absorbed although drafts go on arriving."""
+
 EXPIRE_EVERY_S = 1.0
 
 
@@ -53,6 +57,7 @@ class _Call:
 class _Bulk:
     piece: ContextRows
     done: Callable[[ContextAck], None]
+    queued_s: float
 
 
 class DraftWorker:
@@ -94,7 +99,7 @@ class DraftWorker:
     def absorb(self, piece: ContextRows, done: Callable[[ContextAck], None]) -> None:
         """Queue one piece of rows."""
         with self._wake:
-            self._bulk.append(_Bulk(piece, done))
+            self._bulk.append(_Bulk(piece, done, time.monotonic()))
             self._wake.notify()
 
     def load(self) -> DrafterLoad:
@@ -111,12 +116,19 @@ class DraftWorker:
                     return
                 calls = list(self._calls)
                 self._calls.clear()
-                bulk = self._bulk.popleft() if self._bulk and not calls else None
+                bulk = self._next_bulk(has_calls=bool(calls))
             if calls:
                 self._draft(calls)
             if bulk is not None:
                 self._absorb(bulk)
             self._expire()
+
+    def _next_bulk(self, has_calls: bool) -> _Bulk | None:
+        if not self._bulk:
+            return None
+        if has_calls and time.monotonic() - self._bulk[0].queued_s < MAX_ROWS_WAIT_S:
+            return None
+        return self._bulk.popleft()
 
     def _draft(self, calls: Sequence[_Call]) -> None:
         metrics = self.metrics
@@ -162,7 +174,7 @@ class DraftWorker:
             return
         rest = replace(bulk.piece, rows=slice_rows(rows, end, rows.end))
         with self._wake:
-            self._bulk.appendleft(_Bulk(rest, bulk.done))
+            self._bulk.appendleft(_Bulk(rest, bulk.done, time.monotonic()))
 
     def _expire(self) -> None:
         now = time.monotonic()

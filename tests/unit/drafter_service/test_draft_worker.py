@@ -112,6 +112,24 @@ def test_a_draft_goes_before_rows_that_waited_longer(parts):
     assert got["ack"].held_rows == rows.end
 
 
+def test_rows_do_not_starve_while_drafts_go_on_arriving(monkeypatch, parts):
+    drafter, worker = parts
+    monkeypatch.setattr("drafter_service.worker.MAX_ROWS_WAIT_S", 0.0)
+    drafter.gate.set()
+    answers = Answers(1)
+    again = threading.Event()
+
+    def keep_drafting(_):
+        if not again.is_set():
+            worker.draft([work(1, [1], session_id=1)], keep_drafting)
+
+    keep_drafting(None)
+    rows = rows_of(torch.zeros(ROWS_PER_SLICE, 2))
+    worker.absorb(ContextRows(1, 1, rows), answers.at("ack"))
+    assert answers.wait()["ack"].held_rows == ROWS_PER_SLICE
+    again.set()
+
+
 def test_a_work_that_is_overtaken_only_brings_its_tokens(parts):
     drafter, worker = parts
     answers = Answers(3)
