@@ -17,8 +17,9 @@ from verifier_service.planning.prospects import Prospects, depth_limit
 from verifier_service.planning.settings import PlannerSettings
 from verifier_service.planning.sources import ExposedWait, SourceCosts, reply_deadline_s
 
-_FREE_SHARE: Final = 0.03
-"""A source of this process that takes less of a plain step than this is not chosen but asked."""
+_FREE_SHARE: Final = 0.15
+"""A look-up in this process (no checkpoint) is not chosen but asked, unless it takes more of a
+plain step than this."""
 
 MAX_WAITED: Final = 2
 """More drafters in one round than this are not considered: options grow with the power set."""
@@ -141,7 +142,8 @@ def split(
     for info in infos:
         latency_s = delays.of(info.name).latency_s(depth_limit(info), info)
         quick = latency_s < _FREE_SHARE * plain_s
-        (free if info.local and quick else priced).append(info)
+        is_lookup = info.local and not info.capabilities.digest
+        (free if is_lookup and quick else priced).append(info)
     return tuple(free), tuple(priced)
 
 

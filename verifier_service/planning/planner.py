@@ -41,6 +41,7 @@ from verifier_service.planning.sources import reply_deadline_s
 
 Plans = list[tuple[SourcePlan, ...]]
 _LOCAL_DEADLINE_S = 0.005
+_ROUNDS_BEFORE_PROBE = 2
 
 
 class AdaptivePlanner:
@@ -268,7 +269,13 @@ class AdaptivePlanner:
             if info.name in asked:
                 self._note_probed(info.name, by_choice=True)
                 continue
-            able = [v for v in views if info in allowed(v.speculation, market.priced)]
+            # In a request's first rounds its feature rows may still be under way.
+            able = [
+                v
+                for v in views
+                if info in allowed(v.speculation, market.priced)
+                and self._prospects.num_rounds(v.key) >= _ROUNDS_BEFORE_PROBE
+            ]
             depth = self._settings.probe_depth
             cost_s = self._delays.wait_s([info], depth)
             payable_s = market.may_spend_s - self._settings.extra_share * market.plain_s

@@ -1,8 +1,8 @@
 """When to ask a source that is switched off: seldom, cheaply, and again soon when it surprises.
 
 Knows neither costs nor shapes. Never a one-way switch: the interval between probes doubles up to
-a limit, and when a source that brought nothing begins to bring something, a burst of probes gives
-the evidence a quick look at it.
+a limit. A source that is new, or that brought nothing and begins to bring something, gets a burst
+of probes, so that the evidence has a quick look at it.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class _Schedule:
     last_asked: int = 0
     interval: int = _FIRST
     recent: float = 0.0
-    was_poor: bool = True
-    burst: int = 0
+    was_poor: bool = False
+    burst: int = _BURST
 
 
 class Probing:

@@ -67,6 +67,10 @@ class Prospects:
         """A round of this request was observed."""
         self._rounds[key] = self._rounds.get(key, 0) + 1
 
+    def num_rounds(self, key: int) -> int:
+        """Rounds of this request that were observed."""
+        return self._rounds.get(key, 0)
+
     def forget(self, key: int) -> None:
         """The request left."""
         self._rounds.pop(key, None)

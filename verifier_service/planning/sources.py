@@ -21,6 +21,7 @@ class SourceCosts:
     """Delay and reliability of one source, forgetting exponentially."""
 
     def __init__(self) -> None:
+        self._is_warm = False
         self._weight = 0.0
         self._depth = 0.0
         self._latency = 0.0
@@ -30,7 +31,13 @@ class SourceCosts:
         """Share of asked drafts that came in time."""
 
     def observe_reply(self, depth: int, latency_s: float) -> None:
-        """A draft of `depth` levels took latency_s, wire and queue included."""
+        """A draft of `depth` levels took latency_s, wire and queue included.
+
+        The first is left out: a drafter's first forward is slower than all that follow.
+        """
+        if not self._is_warm:
+            self._is_warm = True
+            return
         for name, value in (
             ("_weight", 1.0),
             ("_depth", float(depth)),
@@ -47,7 +54,8 @@ class SourceCosts:
     def latency_s(self, depth: int, info: SourceInfo) -> float:
         """Expected time of a draft of `depth` levels."""
         if not self._weight:
-            return info.reply_p50_s or (0.0 if info.local else _UNKNOWN_LATENCY_S)
+            known_s = min(info.reply_p50_s, _UNKNOWN_LATENCY_S)
+            return known_s or (0.0 if info.local else _UNKNOWN_LATENCY_S)
         mean_depth = self._depth / self._weight
         mean = self._latency / self._weight
         spread = self._depth_squared / self._weight - mean_depth**2
