@@ -12,7 +12,7 @@ from tests.fakes import Client, HashTarget
 from verifier_service.engine.draft_form import RowForm, TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
 from verifier_service.engine.loop import Engine
-from verifier_service.engine.ports import SourcePlan
+from verifier_service.engine.ports import RowReader, SourcePlan
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
@@ -64,13 +64,14 @@ class House:
         deadline_s: float = 0.5,
         settings: EngineSettings | None = None,
         exchange: ExchangeSettings | None = None,
+        read_rows: RowReader | None = None,
     ) -> None:
         self.target = WideRowTarget(row_width)
         rows = PagedRows(self.target)
         taps = {"digest": RowForm(FeatureForm.RAW, row_width, DType.FP32, "digest")}
         self.exchange = DraftExchange(
             TargetEnd(VOCAB, CONTEXT, "fake", taps),
-            rows,
+            read_rows or rows,
             exchange or ExchangeSettings(Security(token=TOKEN)),
         )
         self.engine = Engine(

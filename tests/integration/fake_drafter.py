@@ -134,7 +134,7 @@ class FakeDrafter(rpc.DrafterServicer):
     def stop(self) -> None:
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._server.stop(0), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -144,6 +144,13 @@ class FakeDrafter(rpc.DrafterServicer):
         rpc.add_DrafterServicer_to_server(self, self._server)
         self.port = bind(self._server, "127.0.0.1", port, self._security)
         await self._server.start()
+
+    async def _end(self) -> None:
+        await self._server.stop(0)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     async def Describe(self, request, context):  # noqa: N802
         try:
