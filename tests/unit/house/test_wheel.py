@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+HEADS = sorted(path.parent.name for path in ROOT.glob("drafter_service/heads/*/config.json"))
 SHIPPED = ("protos", "verifier_service", "drafter_service", "cluster", "configs")
 
 
@@ -69,6 +70,10 @@ def test_every_tracked_file_of_a_package_is_in_the_wheel(wheel, folder):
     assert [name for name in tracked(folder) if name not in names] == []
 
 
+def test_a_head_is_shipped_for_the_embedded_default():
+    assert "smollm2-135m-eagle3" in HEADS
+
+
 def test_the_wheel_holds_nothing_but_the_packages(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/", 1)[0] for name in names}
@@ -101,6 +106,19 @@ config = read_config(path)
 print(config.verifier.target, *(entry.kind for entry in config.drafters))
 """
     assert run([str(clean_python), "-c", code], tmp_path).split()[0] == "embedded"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_shipped_heads_are_read_from_the_wheel(clean_python, tmp_path, head):
+    code = f"""
+from cluster.fleet.assembly import checkpoint_dir
+from drafter_service.checkpoint.describe import describe
+directory = checkpoint_dir({head!r})
+assert "site-packages" in directory.parts, directory
+assert (directory / "provenance.json").is_file()
+print(describe(directory).digest)
+"""
+    assert len(run([str(clean_python), "-c", code], tmp_path).strip()) >= 16
 
 
 def test_the_command_is_installed(clean_python, tmp_path):
