@@ -11,16 +11,25 @@ from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
 from protos import generation_pb2 as pb
 from protos import generation_pb2_grpc as rpc
 from protos.channel import Security, call_metadata, make_aio_channel
 from protos.channel_errors import error_from_rpc
 from protos.errors import ConfigError, ContextTooLong, InvalidRequest, Unauthenticated
-from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.exchange import Plan, PlanKind
+from protos.generation import (
+    FinishReason,
+    GenerationRequest,
+    Speculation,
+    SpeculationMode,
+    TokenRun,
+)
 from protos.generation_codec import decode_target, decode_token_run, encode_generation_request
 from protos.limits import Limits
 from tests.fakes import Client, FakeDrafting, HashTarget, request, small_settings
+from tests.integration.drafter_process import DrafterProcess, write_tiny_head
 from tests.tiny import tiny_llama_dir
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.service import EngineService
@@ -223,35 +232,80 @@ def test_a_client_whose_connection_breaks_is_cancelled():
     asyncio.run(scenario())
 
 
-def test_the_command_serves_a_real_model_and_stops_on_a_signal(tmp_path: Path):
-    model = tiny_llama_dir(tmp_path / "tiny", vocab=384)
-    ready = tmp_path / "ready"
-    command = [sys.executable, "-m", "verifier_service", "--target", str(model)]
-    command += ["--dtype", "fp32", "--num-threads", "1", "--ready-file", str(ready)]
-    environment = os.environ | {"OUTRIDER_TOKEN": SECURITY.token}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+class VerifierProcess:
+    """`python -m verifier_service` with a configuration file; ends with the context."""
 
-    async def scenario() -> None:
-        await until(lambda: ready.exists() or process.poll() is not None)
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        async with make_aio_channel(ready.read_text().strip(), SECURITY) as channel:
+    def __init__(self, folder: Path, **settings: object) -> None:
+        folder.mkdir(parents=True)
+        self._ready = folder / "ready"
+        config = folder / "verifier.yaml"
+        config.write_text(yaml.safe_dump({"dtype": "fp32", "num_threads": 1, **settings}))
+        command = [sys.executable, "-m", "verifier_service", "--config", str(config)]
+        self._process = subprocess.Popen(
+            [*command, "--ready-file", str(self._ready)],
+            env=os.environ | {"OUTRIDER_TOKEN": SECURITY.token},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "VerifierProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    async def address(self) -> str:
+        """Once it is ready."""
+        await until(lambda: self._ready.exists() or self._process.poll() is not None)
+        assert self._process.poll() is None, self._process.communicate()[1]
+        return self._ready.read_text().strip()
+
+    def stop(self) -> str:
+        """SIGTERM; its log, after a clean end."""
+        self._process.send_signal(signal.SIGTERM)
+        _, log = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, log
+        return log
+
+
+def test_the_command_serves_a_real_model_drafted_by_a_real_drafter(tmp_path: Path):
+    """Two processes, fused rows over gRPC, no Ray: with drafts and without, the same text."""
+    model, head = tiny_llama_dir(tmp_path / "tiny"), write_tiny_head(tmp_path / "head")
+    drafter = DrafterProcess(
+        tmp_path / "drafter", SECURITY.token, kind="eagle3", checkpoint=str(head), target=str(model)
+    )
+    entry = {"name": "eagle3", "address": drafter.address, "checkpoint": str(head)}
+    tree = Plan(PlanKind.TREE, depth=3, width=3, nodes=8)
+    off = Speculation(SpeculationMode.OFF)
+    fixed = Speculation(SpeculationMode.FIXED, ("eagle3",), tree)
+
+    async def scenario(verifier: VerifierProcess) -> None:
+        async with make_aio_channel(await verifier.address(), SECURITY) as channel:
             stub = rpc.GenerationStub(channel)
-            given = request("a", [5, 6, 7], 20, ignore_eos=True)
-            runs = await call(stub, given)
-            assert len(ids(runs)) == 20
-            assert runs[-1].finish_reason is FinishReason.LENGTH
-            assert ids(await call(stub, given)) == ids(runs)
+            for values in ({}, {"temperature": 0.9, "seed": 7}):
+                made = [
+                    request(name, range(5, 45), 40, speculation=mode, ignore_eos=True, **values)
+                    for name, mode in (("off", off), ("fixed", fixed))
+                ]
+                plain, drafted = [await call(stub, one) for one in made]
+                assert len(ids(plain)) == 40
+                assert ids(plain) == ids(drafted)
+                assert plain[-1].finish_reason is FinishReason.LENGTH
+                assert plain[-1].counts is not None
+                assert plain[-1].counts.num_drafted == 0
+                assert drafted[-1].counts is not None
+                assert drafted[-1].counts.num_drafted > 100
 
     try:
-        asyncio.run(scenario())
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
-        assert process.returncode == 0, log
-        assert "Traceback" not in log
+        with VerifierProcess(
+            tmp_path / "verifier", target=str(model), planner="override_only", drafters=[entry]
+        ) as verifier:
+            asyncio.run(scenario(verifier))
+            assert "Traceback" not in verifier.stop()
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+        drafter.kill()
 
 
 @pytest.mark.parametrize(
