@@ -84,17 +84,20 @@ def _convert(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from verifier_service.model.quiet import no_progress_bars
+
     where = {"gguf_file": source.name, "local_files_only": True}
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        AutoTokenizer.from_pretrained(source.parent, **where).save_pretrained(scratch)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-            **where,
-        )
-        model.save_pretrained(scratch)
+        with no_progress_bars():
+            AutoTokenizer.from_pretrained(source.parent, **where).save_pretrained(scratch)
+            model = AutoModelForCausalLM.from_pretrained(
+                source.parent,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+                **where,
+            )
+            model.save_pretrained(scratch)
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -28,6 +28,7 @@ from verifier_service.model.decoder import (
 )
 from verifier_service.model.fuse import FusedDecoder, can_fuse
 from verifier_service.model.invariance import CHECK_SLOTS, check_steps, find_multiple
+from verifier_service.model.quiet import no_progress_bars
 from verifier_service.model.taps import Taps
 from verifier_service.model.target import ROW_DTYPES, TransformersTarget
 from verifier_service.step import TapSpec, TargetFacts
@@ -127,14 +128,15 @@ def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
     if not list(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory.name} holds no safetensors weights")
     register_attention()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    with no_progress_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
     return model.eval()
 
 

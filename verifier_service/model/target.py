@@ -4,6 +4,7 @@ Lays spans out, runs the decoder, keeps K, V and feature rows in their slots. Kn
 samples nothing. Used by one thread.
 """
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,8 @@ class TransformersTarget:
         self._dtype = dtype
         self._multiple = multiple
         self._pool: Pool | None = None
+        self._num_threads = torch.get_num_threads()
+        self._thread: int | None = None
 
     def allocate(self, num_slots: int) -> None:
         """Create the pool of `num_slots` slots, slot 0 included."""
@@ -56,6 +59,7 @@ class TransformersTarget:
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Run one step; logits [sum num_logits, V] in span order, in the target's dtype."""
         pool = self._require_pool()
+        self._settle()
         layout = lay_out(spans, self._multiple, self._dtype)
         wanted = layout.logit_rows
         count = max(len(wanted), 1)
@@ -85,6 +89,15 @@ class TransformersTarget:
         """Element type of rows under this tap."""
         assert key in self._taps.widths
         return ROW_DTYPES[self._dtype]
+
+    def _settle(self) -> None:
+        """Give a thread that steps for the first time the thread count of the facts.
+
+        OpenMP keeps that count per thread; another one would run other kernels.
+        """
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            torch.set_num_threads(self._num_threads)
 
     def _require_pool(self) -> Pool:
         assert self._pool is not None, "allocate() comes before the first step"
