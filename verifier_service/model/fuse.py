@@ -160,12 +160,11 @@ class FusedDecoder:
 
     def matrices(self) -> list[Matrix]:
         """Decoder.matrices."""
-        linears = [
-            linear
-            for layer in self._layers
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]
-        return [linear.matrix for linear in (*linears, self._head)]
+        found = [self._head.matrices[0]]
+        for layer in self._layers:
+            found += [layer.qkv.matrices[0], layer.gate_up.matrices[0]]
+            found += [layer.output.matrices[1], layer.down.matrices[1]]
+        return found
 
     def _tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos [R, A + H, D] and sin [R, A + H, D / 2]; the queries' share carries the scale."""

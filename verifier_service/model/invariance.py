@@ -17,7 +17,7 @@ from verifier_service.step import Span, Target
 
 MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
-_COUNTS = (4, 8, 12, 16, 24, 32, 48, 64, 128)
+_COUNTS = (4, 8, 12, 16, 24, 32, 48, 64, 128, 512)
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 CHECK_SLOTS = 512
@@ -26,17 +26,21 @@ CHECK_SLOTS = 512
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a target: y = apply(x) for x [R, num_inputs]."""
+    """One matrix of a target: y = apply(x) for x [R, num_inputs].
+
+    kind: what tells products of the same shape apart (a residual added by the kernel).
+    """
 
     num_outputs: int
     num_inputs: int
     apply: Callable[[torch.Tensor], torch.Tensor]
+    kind: str = "product"
 
 
 @torch.inference_mode()
 def find_multiple(matrices: Iterable[Matrix], dtype: torch.dtype) -> tuple[int, str]:
     """The smallest padding that makes rows independent, and "" or what no padding cures."""
-    distinct = {(m.num_outputs, m.num_inputs): m for m in matrices}
+    distinct = {(m.num_outputs, m.num_inputs, m.kind): m for m in matrices}
     failed = ""
     for multiple in MULTIPLES:
         failed = ""
@@ -44,8 +48,8 @@ def find_multiple(matrices: Iterable[Matrix], dtype: torch.dtype) -> tuple[int, 
             count = _first_difference(matrix, multiple, dtype)
             if count:
                 failed = (
-                    f"({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a row among "
-                    f"{count} differs from the same row among more"
+                    f"{matrix.kind} ({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a "
+                    f"row among {count} differs from the same row among more"
                 )
                 break
         if not failed:

@@ -39,9 +39,14 @@ class Linear:
         )
 
     @property
-    def matrix(self) -> Matrix:
-        """This product as the invariance check sees it."""
-        return Matrix(*self.shape, self)
+    def matrices(self) -> list[Matrix]:
+        """This product, alone and with a residual, as the invariance check sees it."""
+
+        def added(x: torch.Tensor) -> torch.Tensor:
+            residual = x.mean(dim=-1, keepdim=True).expand(-1, self.shape[0]).contiguous()
+            return self.add(x, residual)
+
+        return [Matrix(*self.shape, self), Matrix(*self.shape, added, "product and residual")]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, I] -> [R, O]."""

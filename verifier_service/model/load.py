@@ -65,7 +65,7 @@ def load_target(
     decoder: Decoder = FusedDecoder(model, context) if fused else ModulesDecoder(model)
     own_taps = Taps(taps, config.num_hidden_layers, config.hidden_size, dtype)
     kv_heads = _kv_heads(config)
-    matrices = [*decoder.matrices(), *(linear.matrix for linear in own_taps.linears)]
+    matrices = [*decoder.matrices(), *(linear.matrices[0] for linear in own_taps.linears)]
     multiple, note = find_multiple(matrices, dtype)
     note = note or _expert_note(config)
     digest = checkpoint_digest(directory)

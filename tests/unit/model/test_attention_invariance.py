@@ -1,0 +1,88 @@
+"""Attention of a row is the same bits in any company, at SmolLM2's heads and long contexts."""
+
+import random
+
+import pytest
+import torch
+
+from tests.unit.model.stepping import path_to, random_parents
+from verifier_service.model.attention import StepAttention
+from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.layout import lay_out
+from verifier_service.step import Span
+
+LENGTH = 1400
+SLOTS = 4096
+SCORINGS = {
+    "plain": Scoring(),
+    "window, soft-cap and sinks": Scoring(500, 4.0, torch.linspace(-1, 1, 9)),
+}
+
+
+class Bench:
+    """One layer's pool with LENGTH positions at slots 1.., and queries for each of them."""
+
+    def __init__(self, dtype: torch.dtype, scoring: Scoring) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.multiple = 4 if dtype is torch.bfloat16 else 8
+        self.shape = AttentionShape(9, 3, 64, self.multiple)
+        self.dtype = dtype
+        self.scoring = scoring
+        self.keys, self.values = torch.randn(2, SLOTS + 64, 3, 64, generator=generator).to(dtype)
+        self.queries = torch.randn(SLOTS + 64, 9, 64, generator=generator).to(dtype) / 8
+
+    def run(self, spans: list[Span]) -> dict[int, torch.Tensor]:
+        """Output of every row, by the slot that it writes; its query is that slot's."""
+        layout = lay_out(spans, self.multiple, self.dtype)
+        queries = self.queries[layout.slots]
+        out = torch.zeros_like(queries)
+        attention = StepAttention(layout, self.shape, self.dtype)
+        attention.attend(self.scoring, queries, self.keys, self.values, out)
+        return dict(zip(layout.slots.tolist(), out, strict=True))
+
+
+def chunk(start: int, end: int, scattered: bool = False, shift: int = 0) -> Span:
+    slots = torch.arange(1 + shift, end + 1 + shift)
+    return Span(1, (0,) * (end - start), start, slots, None, 0, None if scattered else 1 + shift)
+
+
+@pytest.fixture(params=SCORINGS)
+def scoring(request):
+    return SCORINGS[request.param]
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def bench(request, scoring):
+    return Bench(request.param, scoring)
+
+
+@pytest.mark.parametrize("end", [60, 64, 65, 700, 1023, 1024, 1025, 1088, 1290])
+def test_a_row_alone_in_a_chunk_and_in_a_batch(bench, end):
+    last = end  # slot of position end - 1
+    alone = bench.run([chunk(end - 1, end)])[last]
+    assert torch.equal(bench.run([chunk(end - 1, end, scattered=True)])[last], alone)
+    assert torch.equal(bench.run([chunk(max(0, end - 130), end)])[last], alone)
+    # Others of other lengths share the group: padded tiles of either side weigh nothing.
+    others = [chunk(n - 1, n, shift=1500) for n in (1, 63, end // 2 + 1, end + 70)]
+    assert torch.equal(bench.run([*others, chunk(end - 1, end)])[last], alone)
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["run", "scattered"])
+@pytest.mark.parametrize("start", [61, 127, 1019, 1023, 1024])
+def test_nodes_of_a_tree_equal_their_paths(bench, start, scattered):
+    rng = random.Random(start)
+    parents = random_parents(rng, 40, 12)
+    slots = torch.cat([torch.arange(1, start + 1), torch.arange(2000, 2040)])
+    if not scattered:
+        shift = 2000 - start
+        bench.keys[shift:2000] = bench.keys[1 : start + 1].clone()
+        bench.values[shift:2000] = bench.values[1 : start + 1].clone()
+        slots = torch.arange(shift, 2040)
+    first_slot = None if scattered else int(slots[0])
+    together = bench.run([Span(1, (0,) * 40, start, slots, parents, 0, first_slot)])
+    for leaf in set(range(40)) - set(parents):
+        path = path_to(parents, leaf)
+        own = torch.cat([slots[:start], slots[start + torch.tensor(path)]])
+        chain = bench.run([Span(1, (0,) * len(path), start, own)])
+        for row in path:
+            assert torch.equal(together[2000 + row], chain[2000 + row])
