@@ -85,7 +85,7 @@ class VerifierDeployment:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamItem, None]:
         """Runs of one request, one per step; an error is the last item, as a value."""
         try:
-            async with aclosing(self._service.generate(request)) as runs:  # type: ignore[type-var]
+            async with aclosing(self._service.generate(request)) as runs:
                 async for run in runs:
                     yield run
         except OutriderError as error:
