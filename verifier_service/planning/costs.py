@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 MAX_ROWS: Final = 1024
 _CORRECTION: Final = 0.1
-_MIN_RATIO: Final = 0.2
-_MAX_RATIO: Final = 5.0
+_MIN_RATIO: Final = 0.01
+_MAX_RATIO: Final = 100.0
 _BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 

@@ -30,7 +30,8 @@ _VERSION: Final = 2
 def load_or_measure(target: Target, cache_dir: Path | None, budget_s: float = 5.0) -> VerifyTable:
     """The table of this target and machine: from disk if its fingerprint was seen, else measured.
 
-    A cache that cannot be read or written is not an error: measuring takes seconds.
+    A cache that cannot be read or written is not an error: measuring takes seconds. What a busy
+    machine had no time to measure twice is used now and not kept.
     """
     path = None if cache_dir is None else cache_dir / f"verify-{_cache_key(target)}.json"
     if path is not None and path.is_file():
@@ -38,8 +39,8 @@ def load_or_measure(target: Target, cache_dir: Path | None, budget_s: float = 5.
             return _from_json(path.read_text())
         except (OSError, ValueError, KeyError) as error:
             logger.warning("measured costs cannot be read, measuring again: %s", error)
-    table = measure(target, budget_s)
-    if path is not None:
+    table, is_sound = _measure(target, budget_s, time.perf_counter)
+    if path is not None and is_sound:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(".tmp")
@@ -59,6 +60,13 @@ def measure(
     sizes let a slow spell hit all of them. Allocates its own pool in the target. Chains of 1 and
     16 rows are measured at least.
     """
+    return _measure(target, budget_s, clock)[0]
+
+
+def _measure(
+    target: Target, budget_s: float, clock: Callable[[], float]
+) -> tuple[VerifyTable, bool]:
+    """The table, and whether every size was timed more than once."""
     begin = clock()
     longest = min(_LONG_CONTEXT, target.facts.max_context - max(_CHAINS))
     context = max(min(_CONTEXT, longest), 1)
@@ -68,6 +76,7 @@ def measure(
     points += [(1, longest, False)] if longest > context else []
     spans = {point: _span(*point) for point in points}
     least_s: dict[tuple[int, int, bool], float] = {}
+    num_passes = 0
     _time_s(target, spans[points[0]], clock)
     while len(least_s) < _FEWEST_POINTS or clock() - begin < budget_s:
         for point, span in spans.items():
@@ -75,6 +84,8 @@ def measure(
                 break
             took_s = _time_s(target, span, clock)
             least_s[point] = min(least_s.get(point, took_s), took_s)
+        else:
+            num_passes += 1
     chain = {rows: s for (rows, at, tree), s in least_s.items() if at == context and not tree}
     extra = {
         rows: max(s - chain[rows], 0.0)
@@ -83,7 +94,7 @@ def measure(
     }
     long_s = least_s.get((1, longest, False), 0.0) if longest > context else 0.0
     per_position_s = max(long_s - chain[1], 0.0) / (longest - context) if long_s else 0.0
-    return VerifyTable(chain, extra, context, per_position_s)
+    return VerifyTable(chain, extra, context, per_position_s), num_passes > 1
 
 
 def _time_s(target: Target, span: Span, clock: Callable[[], float]) -> float:

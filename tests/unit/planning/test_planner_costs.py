@@ -161,3 +161,18 @@ def test_a_broken_cache_is_measured_again(tmp_path):
     forwards = target.num_forwards
     load_or_measure(target, tmp_path)
     assert target.num_forwards > forwards
+
+
+def test_what_a_busy_machine_measured_is_not_kept(tmp_path):
+    table = load_or_measure(_CountingTarget(), tmp_path, budget_s=0.0)
+    assert sorted(table.chain) == [1, 16]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_table_that_is_ten_times_too_dear_is_corrected():
+    costs = VerifyCosts(VerifyTable({1: 1.3, 16: 2.3}, {}, 256))
+    for _ in range(60):
+        costs.observe(1, 0, 256, 0, 0.035)
+        costs.observe(8, 8, 256, 7, 0.045)
+    assert costs.seconds(1, 0, 256, 0) == pytest.approx(0.035, rel=0.05)
+    assert costs.ladder(1, 7, True, 256)[7] == pytest.approx(0.045, rel=0.05)
