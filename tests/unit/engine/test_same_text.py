@@ -25,6 +25,8 @@ from verifier_service.engine.loop import Engine
 from verifier_service.engine.ports import Planner, SourcePlan
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.planning.costs import VerifyCosts, default_table
+from verifier_service.planning.planner import AdaptivePlanner
 
 VOCAB = 97
 Texts = dict[str, tuple[int, ...]]
@@ -239,3 +241,19 @@ def test_a_drafter_that_always_proposes_eos_ends_nothing():
     assert all(len(truth[f"e{n}"]) == 60 for n in range(8) if n % 2)
     drafting = FakeDrafting({"eos": constant_source(11)})
     assert run(drafting, planned("eos")) == truth
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.5, 1.0])
+def test_the_adaptive_planner_leaves_the_text_alone(
+    truth: Texts, futures: Texts, error_rate: float
+):
+    drafting = FakeDrafting(
+        {"good": future_source(futures, VOCAB, error_rate), "liar": random_source(VOCAB)},
+        fail_every=11,
+    )
+    planner = AdaptivePlanner(VerifyCosts(default_table()))
+    engine = engine_of(drafting, planner, small_settings(num_slots=320, max_tokens_per_step=128))
+    assert together(engine, some_requests()) == truth
+    assert drafting.sessions == set()
+    assert planner.counts.num_steps == engine.stats().num_steps
+    assert planner.counts.num_drafted == engine.stats().num_drafted
