@@ -123,7 +123,12 @@ def main() -> int:
     parser.add_argument("--target", type=Path, default=None)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--print-questions", action="store_true", help="as JSONL, and stop")
     args = parser.parse_args()
+    if args.print_questions:
+        for question in QUESTIONS:
+            print(json.dumps({"q": question}))
+        return 0
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU here: ids were not compared")
         return 3
