@@ -47,9 +47,17 @@ class PagePool:
         return self._pages.get(owner, [])
 
     def claim(self, owner: int, num_pages: int) -> None:
-        """Wish for a run: the first free and unclaimed one this long, else the longest."""
-        open_pages = (self._owner == 0) & (self._claim == 0)
-        start, length = _run(open_pages, num_pages)
+        """Wish for a run: the first free and unclaimed one this long, else the longest.
+
+        Few requests use all that they may: when unclaimed runs are short, the longest free stretch
+        is shared, its first claimant growing from the front and this one from the middle.
+        """
+        free = self._owner == 0
+        start, length = _run(free & (self._claim == 0), num_pages)
+        if length < num_pages:
+            first, stretch = _run(free, self.num_pages)
+            if stretch // 2 > length:
+                start, length = first + stretch - stretch // 2, stretch // 2
         self._claim[start : start + min(length, num_pages)] = owner
 
     def grow(self, owner: int, num_pages: int) -> list[int] | None:

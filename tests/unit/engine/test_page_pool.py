@@ -57,6 +57,19 @@ def test_shrinking_returns_the_tail_only():
     pool.check({1})
 
 
+def test_claims_for_more_than_there_is_share_what_is_free():
+    pool = PagePool(64, 1)
+    for owner in (1, 2, 3, 4):
+        pool.claim(owner, 500)
+        pool.grow(owner, 2)
+    for _ in range(10):
+        for owner in (1, 2, 3, 4):
+            pool.grow(owner, 1)
+    for owner in (1, 2, 3, 4):
+        pages = pool.pages_of(owner)
+        assert pages == list(range(pages[0], pages[0] + 12))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_pool_balances_after_any_interleaving(seed: int):
     rng = random.Random(seed)
