@@ -10,6 +10,7 @@ import pytest
 
 from protos.exchange import Plan, PlanKind
 from protos.generation import GenerationRequest, Speculation, SpeculationMode
+from protos.tree import CandidateTree, chain
 from tests.fakes import (
     Client,
     FakeDrafting,
@@ -22,11 +23,12 @@ from tests.fakes import (
     small_settings,
 )
 from verifier_service.engine.loop import Engine
-from verifier_service.engine.ports import Planner, SourcePlan
+from verifier_service.engine.ports import Planner, SequenceView, SourcePlan
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.planning.costs import VerifyCosts, default_table
 from verifier_service.planning.planner import AdaptivePlanner
+from verifier_service.sampling.choice import ChoiceRow, choose
 
 VOCAB = 97
 Texts = dict[str, tuple[int, ...]]
@@ -257,3 +259,25 @@ def test_the_adaptive_planner_leaves_the_text_alone(
     assert drafting.sessions == set()
     assert planner.counts.num_steps == engine.stats().num_steps
     assert planner.counts.num_drafted == engine.stats().num_drafted
+
+
+def test_a_drafter_with_the_targets_scores_and_its_noise_is_always_right(truth: Texts):
+    """Gumbel coupling at its best, and the convention of positions: base_len for a child of the
+    anchor."""
+    target = HashTarget(VOCAB)
+
+    def draft(view: SequenceView, plan: Plan) -> CandidateTree:
+        path = list(view.tokens)
+        for _ in range(plan.depth):
+            row = ChoiceRow(0, view.params, position=len(path))
+            (token,) = choose(target.path_logits(tuple(path)).unsqueeze(0), [row])
+            assert token is not None
+            path.append(token)
+        return chain(path[view.base_len :])
+
+    engine = engine_of(FakeDrafting({"twin": draft}), planned("twin"))
+    assert together(engine, some_requests()) == truth
+    stats = engine.stats()
+    assert stats.num_accepted > 150
+    # What is left over was drafted past the end of a text.
+    assert stats.num_drafted - stats.num_accepted <= 5 * len(truth)
