@@ -7,7 +7,9 @@ Knows no model, no cache and no temperature: children arrive ranked and scored.
     frontier the K best of the newest level, in falling score; each is expanded once
 
 A child's score is its parent's plus its own, so it never outranks its parent. Ties go to the lower
-index, and parents stand before their children: what is kept is closed under parents.
+index, and parents stand before their children: what is kept is closed under parents. For the same
+reason a node that the best `num_nodes` of the pool already leave behind is not expanded: its
+children could not be kept either. The tree is the same, and flat drafts end early.
 
 Shapes: K children per node, F frontier nodes, S expanded nodes so far.
 """
@@ -84,7 +86,7 @@ class TreeGrower:
         self._parents.append(parents)
         # Stable, so that equal scores keep the order of their index.
         best = np.argsort(-scores, kind="stable")[:width]
-        best = best[np.isfinite(scores[best])]
+        best = best[scores[best] > self._least_kept()]
         rows = best // max(1, min(width, tokens_FN.shape[1]))
         self.frontier_tokens = tokens[best]
         self.frontier_parents = rows
@@ -108,6 +110,13 @@ class TreeGrower:
             scores=round_scores(scores[kept]),
         )
         return tree, tuple(self._ranked)
+
+    def _least_kept(self) -> float:
+        """Score that a node must exceed for a child of it to be kept."""
+        scores = np.concatenate(self._scores)
+        if len(scores) < self.num_nodes:
+            return -np.inf
+        return float(np.partition(scores, -self.num_nodes)[-self.num_nodes])
 
     def _note_ranking(self, tokens_FN: Ids, scores_FN: Scores) -> None:
         """Remember the best ids after the best path, as long as that path is being expanded."""
