@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -99,3 +100,31 @@ class DrafterProcess:
             except grpc.RpcError as error:
                 return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
         return False
+
+
+class Drafters:
+    """One process per kind, started when first wanted; starting takes seconds."""
+
+    def __init__(
+        self, folder: Path, token: str, settings_of: Callable[[str], dict[str, object]]
+    ) -> None:
+        self._folder = folder
+        self._token = token
+        self._settings_of = settings_of
+        self._running: dict[str, DrafterProcess] = {}
+
+    def get(self, kind: str) -> DrafterProcess:
+        """The running process."""
+        if kind not in self._running:
+            settings = self._settings_of(kind)
+            self._running[kind] = DrafterProcess(self._folder / kind, self._token, **settings)
+        return self._running[kind]
+
+    def kill(self, kind: str) -> None:
+        """SIGKILL it; the next `get` starts another one."""
+        self._running.pop(kind).kill()
+
+    def close(self) -> None:
+        """Kill whatever runs."""
+        for kind in list(self._running):
+            self.kill(kind)

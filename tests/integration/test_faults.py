@@ -21,7 +21,7 @@ from protos.features import FeatureForm
 from protos.generation import FinishReason, GenerationRequest
 from protos.params import SamplingParams
 from tests.fakes import Client
-from tests.integration.drafter_process import DrafterProcess, write_tiny_head
+from tests.integration.drafter_process import Drafters, write_tiny_head
 from tests.integration.exchange_house import until
 from tests.integration.proxy import Proxy
 from tests.tiny import tiny_llama_dir
@@ -66,33 +66,11 @@ def drafter_settings(kind, model):
     return {"kind": "eagle3", **checkpoint}
 
 
-class Drafters:
-    """One process per kind, started when first wanted; starting takes seconds."""
-
-    def __init__(self, folder, model):
-        self._folder = folder
-        self._model = model
-        self._running = {}
-
-    def get(self, kind):
-        """The running process."""
-        if kind not in self._running:
-            settings = drafter_settings(kind, self._model) | {"idle_session_s": IDLE_S}
-            self._running[kind] = DrafterProcess(self._folder / kind, TOKEN, **settings)
-        return self._running[kind]
-
-    def kill(self, kind):
-        """SIGKILL it; the next `get` starts another one."""
-        self._running.pop(kind).kill()
-
-    def close(self):
-        for kind in list(self._running):
-            self.kill(kind)
-
-
 @pytest.fixture(scope="module")
 def drafters(folder, model):
-    processes = Drafters(folder, model)
+    processes = Drafters(
+        folder, TOKEN, lambda kind: drafter_settings(kind, model) | {"idle_session_s": IDLE_S}
+    )
     yield processes
     processes.close()
 
@@ -234,14 +212,18 @@ def test_a_healthy_drafter_and_then_every_fault_of_the_line(kind, drafters, veri
 @pytest.mark.parametrize("kind", ["ngram", "eagle3"])
 def test_a_stopped_drafter_costs_a_deadline_and_comes_back(kind, drafters, verify, truth):
     process = drafters.get(kind)
-    verifier, _ = verify(kind, process, deadline_s=0.1)
+    verifier, _ = verify(kind, process)
     start_drafting(verifier, kind)
+    verifier.wait_for(kind)
+    before = verifier.exchange.counts()[kind].unanswered
     process.send(signal.SIGSTOP)
-    verifier.step_until(lambda: not verifier.exchange.sources())
-    unanswered = verifier.exchange.counts()[kind].unanswered
-    assert 0 < unanswered <= len(truth), "all were asked once, then it was left alone"
-    assert_untouched(verifier, truth)
-    process.send(signal.SIGCONT)
+    try:
+        verifier.step_until(lambda: not verifier.exchange.sources())
+        unanswered = verifier.exchange.counts()[kind].unanswered - before
+        assert 0 < unanswered <= len(truth), "all were asked once, then it was left alone"
+        assert_untouched(verifier, truth)
+    finally:
+        process.send(signal.SIGCONT)
     assert_drafting_again(verifier, kind)
 
 
