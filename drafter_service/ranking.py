@@ -54,16 +54,28 @@ def rank_children(
 ) -> Ranked:
     """The best `count` children of every row; groups follow each other in row order."""
     count = min(count, logits_NW.shape[1])
-    if all(group.params.greedy for group in groups):
+    greedy = [group.params.greedy for group in groups for _ in range(group.num_rows)]
+    if all(greedy):
         return _rank(logits_NW, target_ids_W, count)
-    values_NW = logits_NW.to(torch.float64)
+    values: list[Tensor] = []
     first = 0
     for group in groups:
         rows = slice(first, first + group.num_rows)
         first = rows.stop
         if not group.params.greedy:
-            values_NW[rows] = _noised(logits_NW[rows], group, target_ids_W)
-    return _rank(values_NW, target_ids_W, count)
+            values.append(_noised(logits_NW[rows], group, target_ids_W))
+    sampled = _rank(torch.cat(values), target_ids_W, count)
+    if not any(greedy):
+        return sampled
+    # Greedy rows stay in float32, so that they score the same in any company.
+    greedy_N = np.array(greedy)
+    ranked = _rank(logits_NW[torch.from_numpy(greedy_N)], target_ids_W, count)
+    ids = np.empty((len(greedy), count), np.int64)
+    scores = np.empty((len(greedy), count), np.float64)
+    finite = np.empty(len(greedy), np.bool_)
+    for which_N, part in ((greedy_N, ranked), (~greedy_N, sampled)):
+        ids[which_N], scores[which_N], finite[which_N] = part.ids, part.scores, part.finite
+    return Ranked(ids, scores, finite)
 
 
 def stable_topk(
