@@ -104,15 +104,12 @@ class Scaling(Section):
     downscale_delay_s: float = Field(
         default=60.0, ge=0, le=86400, description="Calm before removing."
     )
-    metrics_interval_s: float = Field(default=2.0, gt=0, le=60, description="Report period.")
-    look_back_s: float = Field(default=10.0, gt=0, le=600, description="Window of the statistics.")
+    look_back_s: float = Field(default=30.0, gt=0, le=600, description="Window of the statistics.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError("min_replicas must not exceed max_replicas")
-        if self.look_back_s <= self.metrics_interval_s:
-            raise ValueError("look_back_s must exceed metrics_interval_s")
         return self
 
 

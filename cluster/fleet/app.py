@@ -104,7 +104,6 @@ def _drafter(config: ClusterConfig, entry: DrafterEntry, token: str) -> Applicat
                 "max_replicas": scaling.max_replicas,
                 "upscale_delay_s": scaling.upscale_delay_s,
                 "downscale_delay_s": scaling.downscale_delay_s,
-                "metrics_interval_s": scaling.metrics_interval_s,
                 "look_back_period_s": scaling.look_back_s,
                 "policy": {
                     "policy_function": f"{DrafterPolicy.__module__}:{DrafterPolicy.__name__}",

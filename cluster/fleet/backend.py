@@ -7,7 +7,7 @@ verifier; a verifier's errors come out as the classes they went in.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -20,6 +20,8 @@ from protos.generation import GenerationRequest, TokenRun
 
 logger = logging.getLogger(__name__)
 
+SILENT_LOOKS: Final = 3
+
 
 class HandleBackend:
     """Generates through a verifier deployment's handle. Used on one event loop."""
@@ -31,16 +33,15 @@ class HandleBackend:
         self._timeout_s = timeout_s
         self._reports: tuple[VerifierReport, ...] = ()
         self._router = Router()
+        self._num_silent = 0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait for the first report, then keep looking.
-
-        Raises: PeerUnavailable when no verifier answers.
-        """
+        """Wait for the first report, however long a target takes to load, then keep looking."""
         await self._look()
-        if not self._reports:
-            raise PeerUnavailable("no verifier answers yet")
+        while not self._reports:
+            await asyncio.sleep(self._period_s)
+            await self._look()
         self._task = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -101,6 +102,8 @@ class HandleBackend:
             await self._look()
 
     async def _look(self) -> None:
+        """One look. Silence must last for several looks before it counts: a machine under load
+        must not look like a dead one."""
         try:
             results = await self._verifier.broadcast("describe").results_async(
                 timeout_s=self._timeout_s, return_exceptions=True
@@ -108,8 +111,11 @@ class HandleBackend:
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("verifiers do not answer: %s", type(error).__name__)
             results = []
-        self._reports = tuple(r for r in results if isinstance(r, VerifierReport))
-        self._router.learn(self._reports)
+        reports = tuple(r for r in results if isinstance(r, VerifierReport))
+        self._num_silent = 0 if reports else self._num_silent + 1
+        if reports or self._num_silent >= SILENT_LOOKS:
+            self._reports = reports
+            self._router.learn(reports)
 
 
 def sum_nested(values: Sequence[Mapping[str, object]]) -> dict[str, object]:

@@ -28,6 +28,7 @@ _ENVIRONMENT: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Keep CUDA_VISIBLE_DEVICES as it is for replicas that reserve no GPU.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     # Replicas are the work itself, not background jobs: Ray would run them at niceness 15.
     "RAY_worker_niceness": "0",
     "RAY_enable_metrics_collection": "0",

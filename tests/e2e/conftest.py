@@ -1,6 +1,5 @@
 """One cluster for all end-to-end tests: a tiny target in float32, real drafters, real HTTP."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from drafter_service.checkpoint.writer import write_eagle3
 from drafter_service.eagle3.config import Eagle3Config, Rope
 from drafter_service.eagle3.head import Eagle3Head
-from tests.e2e.live import LiveCluster, start_cluster
+from tests.e2e.live import LiveCluster, free_port, start_cluster
 from tests.tiny import tiny_llama_dir
 
 HIDDEN, VOCAB, LAYERS = 64, 384, 3
@@ -79,7 +78,6 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
                     "target_sessions": 3,
                     "upscale_delay_s": 0.5,
                     "downscale_delay_s": 1,
-                    "metrics_interval_s": 0.5,
                     "look_back_s": 2,
                 },
             },
@@ -87,10 +85,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
         "router": {"period_s": 0.5},
         "http": {"placement": small, "max_requests": 64},
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    cluster = start_cluster(config, directory, port)
+    cluster = start_cluster(config, directory, free_port())
     yield cluster
     if cluster.process.poll() is None:
         assert cluster.stop() == 0

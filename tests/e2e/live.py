@@ -1,6 +1,8 @@
 """A running cluster for tests: `outrider serve` as a process, and what tests do to it."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,10 +63,17 @@ def wait_for(claim: Callable[[], bool], what: str, timeout_s: float = 60.0) -> N
     raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def start_cluster(config: dict, directory: Path, port: int) -> LiveCluster:
     """Start `outrider serve` on a free port and wait for its ready line."""
     path = directory / "cluster.yaml"
-    path.write_text(yaml.safe_dump(config | {"http": {"port": port} | config.get("http", {})}))
+    path.write_text(yaml.safe_dump(config | {"http": config.get("http", {}) | {"port": port}}))
     log = directory / "serve.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -72,6 +81,7 @@ def start_cluster(config: dict, directory: Path, port: int) -> LiveCluster:
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=directory,
+            env=os.environ | {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5"},
         )
     live = LiveCluster(f"http://127.0.0.1:{port}", process, log)
 

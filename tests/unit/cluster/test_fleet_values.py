@@ -1,0 +1,99 @@
+"""The router, statistics and the builder, without Ray running."""
+
+import pytest
+from ray.serve import Application
+
+from cluster.config import ClusterConfig, SecuritySection
+from cluster.fleet.app import build_app, wire_token
+from cluster.fleet.backend import sum_nested
+from cluster.fleet.messages import SourceReport, VerifierReport
+from cluster.fleet.router import MIN_DRAFTED, Router
+from cluster.fleet.statistics import statistics_of
+from cluster.http.metrics import flatten, render
+from protos.errors import ConfigError
+from protos.generation import GenerationRequest, Speculation, SpeculationMode
+from protos.params import SamplingParams
+from verifier_service.engine.draft_counts import DraftCounts
+from verifier_service.engine.stats import EngineStats
+
+SOURCES = (SourceReport("ngram", 0, True), SourceReport("eagle3", 1, False))
+
+
+def report(**counts: tuple[float, float]) -> VerifierReport:
+    """counts: drafted and accepted totals by drafter."""
+    statistics = {
+        "drafted_total_by_source": {n: pair[0] for n, pair in counts.items()},
+        "accepted_total_by_source": {n: pair[1] for n, pair in counts.items()},
+    }
+    return VerifierReport("r", 1, 100, 100, "f", True, SOURCES, statistics)
+
+
+def request(speculation: Speculation | None = None) -> GenerationRequest:
+    return GenerationRequest("r", (1,), SamplingParams(), (), speculation or Speculation())
+
+
+def test_hopeless_drafters_are_left_out_and_come_back() -> None:
+    router = Router()
+    assert router.route(request()) == request()
+    router.learn([report(ngram=(1000, 400), eagle3=(1000, 3))])
+    assert router.route(request()).speculation.drafters == ("ngram",)
+    for _ in range(30):
+        router.learn([report(ngram=(1000, 400), eagle3=(1000, 3))])
+    assert router.route(request()) == request()
+
+
+def test_little_evidence_and_restarts_judge_nobody() -> None:
+    router = Router()
+    router.learn([report(eagle3=(MIN_DRAFTED - 1, 0))])
+    assert router.route(request()) == request()
+    router.learn([report(eagle3=(10, 9))])
+    assert router.route(request()) == request()
+
+
+def test_a_users_override_is_never_touched() -> None:
+    router = Router()
+    router.learn([report(ngram=(1000, 400), eagle3=(1000, 0))])
+    for speculation in (
+        Speculation(SpeculationMode.OFF),
+        Speculation(SpeculationMode.FIXED, ("eagle3",)),
+    ):
+        assert router.route(request(speculation)).speculation == speculation
+
+
+def test_statistics_become_named_and_labelled_samples() -> None:
+    stats = EngineStats(
+        num_running=2, num_steps=5, accepted_by_depth=(4, 1), finished=(("stop", 3),)
+    )
+    one = statistics_of(stats, {"ngram": DraftCounts(asked=7)})
+    text = render(flatten("outrider_verifier", sum_nested([one, one])))
+    for line in (
+        "outrider_verifier_num_running 4",
+        "# TYPE outrider_verifier_num_steps_total counter",
+        "outrider_verifier_num_steps_total 10",
+        'outrider_verifier_accepted_total{depth="0"} 8',
+        'outrider_verifier_finished_total{reason="stop"} 6',
+        'outrider_verifier_exchange_asked_total{source="ngram"} 14',
+    ):
+        assert line in text.splitlines()
+    assert "last_step" not in text
+
+
+def test_builder_makes_an_application_of_the_default_and_of_many_drafters() -> None:
+    entries = [
+        {"name": "one", "kind": "ngram"},
+        {"name": "two", "kind": "ngram", "autoscaling": {"max_replicas": 3}},
+        {"name": "here", "kind": "ngram", "colocated": True},
+    ]
+    for document in ({}, {"drafters": entries}):
+        assert isinstance(build_app(ClusterConfig.model_validate(document)), Application)
+
+
+def test_token_is_fresh_configured_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wire_token(SecuritySection()) != wire_token(SecuritySection())
+    assert wire_token(SecuritySection(insecure=True)) == ""
+    named = SecuritySection(token_env="A_TOKEN")
+    monkeypatch.setenv("A_TOKEN", "secret")
+    assert wire_token(named) == "secret"
+    monkeypatch.delenv("A_TOKEN")
+    with pytest.raises(ConfigError):
+        wire_token(named)
