@@ -11,6 +11,10 @@ from protos.params import SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 
 
+def random_logits(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("count", [1, 3, 8, 40])
 @pytest.mark.parametrize("levels", [1, 2, 5, 1000])
 def test_topk_is_a_stable_sort(count, levels):
@@ -23,7 +27,7 @@ def test_topk_is_a_stable_sort(count, levels):
 
 
 def test_greedy_scores_are_log_probabilities():
-    logits = torch.randn(3, 50)
+    logits = random_logits(3, 50)
     ranked = rank_children(logits, [NodeRows(3, GREEDY, 5)], torch.arange(50), 50)
     expected = logits.log_softmax(-1).gather(1, torch.from_numpy(ranked.ids))
     torch.testing.assert_close(torch.from_numpy(ranked.scores).float(), expected)
@@ -52,7 +56,7 @@ def test_filtered_ids_are_never_children(filters, kept):
 
 
 def test_rows_of_many_requests_are_ranked_as_if_alone():
-    logits = torch.randn(7, 60)
+    logits = random_logits(7, 60)
     groups = [
         NodeRows(2, SamplingParams(temperature=0.8, seed=4), 9),
         NodeRows(1, GREEDY, 3),
@@ -71,7 +75,7 @@ def test_rows_of_many_requests_are_ranked_as_if_alone():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=1)])
 def test_rows_that_are_not_finite_are_named(value, params):
-    logits = torch.randn(3, 20)
+    logits = random_logits(3, 20)
     logits[1, 4] = value
     ranked = rank_children(logits, [NodeRows(3, params, 0)], torch.arange(20), 4)
     assert ranked.finite.tolist() == [True, False, True]
