@@ -61,7 +61,7 @@ class House:
         plans: Sequence[SourcePlan],
         *,
         row_width: int = 2,
-        deadline_s: float = 0.5,
+        deadline_s: float = 2.0,
         settings: EngineSettings | None = None,
         exchange: ExchangeSettings | None = None,
         read_rows: RowReader | None = None,
@@ -78,7 +78,8 @@ class House:
             self.target,
             self.exchange,
             StaticPlanner(plans, deadline_s),
-            settings or EngineSettings(num_slots=CONTEXT, max_prefill_chunk=512),
+            settings
+            or EngineSettings(num_slots=CONTEXT, max_prefill_chunk=512, max_draft_wait_s=2.0),
             rows,
         )
         self.client = Client(self.engine)

@@ -1,5 +1,7 @@
 """Replicas of one source: choice, departure, restart, strangers, and pairs that do not fit."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
@@ -20,7 +22,7 @@ from tests.integration.exchange_house import (
     plain_texts,
     until,
 )
-from tests.integration.fake_drafter import FakeDrafter
+from tests.integration.fake_drafter import FakeDrafter, Mode
 from verifier_service.engine.ports import SourcePlan
 
 REQUESTS = [ask("a", 5), ask("b", 70), ask("c", 130, temperature=0.8, seed=7), ask("d", 33)]
@@ -80,6 +82,28 @@ def test_sessions_spread_over_replicas_and_leave_one_that_is_not_offered(start, 
     until(lambda: not first.sessions)
     assert len(second.sessions) == 4
     assert house.client.finish() == truth
+
+
+@pytest.mark.parametrize("how", ["dead", "silent"])
+def test_sessions_move_from_a_replica_that_fails_to_one_that_does_not(start, build, truth, how):
+    first, second = start(), start(incarnation=2)
+    house = build([SourcePlan("fake", CHAIN)], deadline_s=0.2)
+    house.offer("fake", first.address, second.address)
+    until(lambda: house.exchange.sources()[0].num_replicas == 2)
+    requests = [replace(r, params=replace(r.params, max_tokens=400)) for r in REQUESTS]
+    for request in requests:
+        house.client.submit(request)
+    for _ in range(4):
+        house.engine.step()
+    assert len(first.sessions) == len(second.sessions) == 2
+    if how == "dead":
+        first.stop()
+    else:
+        first.mode = Mode.SILENT
+    while len(second.sessions) < 4:
+        assert house.engine.step(), "everything finished before the sessions moved"
+    texts = house.client.finish()
+    assert {name: ids[:40] for name, ids in texts.items()} == truth
 
 
 def test_load_told_by_the_directory_decides_between_replicas(start, build):

@@ -104,7 +104,9 @@ class Verifier:
         forms = {tap: RowForm(FeatureForm.FUSED, target.row_width(tap), target.row_dtype(tap), tap)}
         end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms)
         self.exchange = DraftExchange(end, read_rows, ExchangeSettings(Security(token=TOKEN)))
-        settings = EngineSettings(page_size=16, num_slots=4096, max_prefill_chunk=64)
+        settings = EngineSettings(
+            page_size=16, num_slots=4096, max_prefill_chunk=64, max_draft_wait_s=2.0
+        )
         self.engine = Engine(
             target, self.exchange, StaticPlanner(plans, deadline_s), settings, rows
         )
