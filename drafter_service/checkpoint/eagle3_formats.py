@@ -45,6 +45,16 @@ def read_config(
 
     Raises CheckpointError when the file asks for something this head does not do.
     """
+    try:
+        return _read_config(config, tensors, num_target_layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"config.json of an EAGLE-3 head cannot be used: {reason}") from error
+
+
+def _read_config(
+    config: Json, tensors: Mapping[str, TensorInfo], num_target_layers: int | None
+) -> Eagle3Config:
     dialect = read_dialect(config)
     layer = dialect.layer
     _refuse_unsupported(layer, config)

@@ -54,7 +54,10 @@ def read_target_ids(directory: Path, described: CheckpointDescription) -> Tensor
     ids_W = torch.arange(config.draft_vocab_size)
     names = {name.removeprefix("model."): name for name in described.tensors}
     if "d2t" in names:
-        ids_W = ids_W + _read(directory, described, names["d2t"]).to(torch.int64)
+        offsets_W = _read(directory, described, names["d2t"])
+        if offsets_W.is_floating_point():
+            raise CheckpointError(f"d2t: expected integers, got {offsets_W.dtype}")
+        ids_W = ids_W + offsets_W.to(torch.int64)
     if int(ids_W.min()) < 0 or int(ids_W.max()) >= config.vocab_size:
         raise CheckpointError(f"d2t leads outside the vocabulary of {config.vocab_size}")
     if len(set(ids_W.tolist())) != len(ids_W):

@@ -56,8 +56,10 @@ class Eagle3Config:
     def __post_init__(self) -> None:
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
-        if not self.aux_layers or self.num_heads % self.num_kv_heads:
-            raise ValueError("expected aux layers, and heads to be a multiple of kv heads")
+        if min(self.aux_layers, default=-1) < 0:
+            raise ValueError(f"expected aux layers counted from 0, got {self.aux_layers}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads are no multiple of {self.num_kv_heads}")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft vocabulary {self.draft_vocab_size} > {self.vocab_size}")
 

@@ -112,6 +112,7 @@ def test_the_embedding_must_come_from_somewhere_and_fit(written):
         (lambda t: t.update(d2t=t["d2t"][1:].clone()), "d2t: expected shape"),
         (lambda t: t["d2t"].add_(VOCAB), "outside the vocabulary"),
         (lambda t: t["d2t"].index_fill_(0, torch.tensor([1]), int(t["d2t"][0]) - 1), "two draft"),
+        (lambda t: t.update(d2t=t["d2t"].float()), "expected integers"),
         (lambda t: t["t2d"].logical_not_(), "t2d and d2t"),
         (lambda t: t.update({"norm.weight": torch.zeros(HIDDEN + 1)}), "norm.weight: expected"),
         (lambda t: t.update({"norm.weight": torch.zeros(HIDDEN).int()}), "floating point"),
@@ -136,7 +137,11 @@ def test_tensors_that_contradict_the_config_are_refused(written, edit, reason):
         ({"hidden_act": "gelu"}, "gelu"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings"),
         ({"eagle_aux_hidden_state_layer_ids": None}, "names no aux layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 3]}, "counted from 0"),
         ({"draft_vocab_size": DRAFT - 1}, "expected"),
+        ({"draft_vocab_size": VOCAB + 1}, "draft vocabulary"),
+        ({"norm_before_fc": True}, "exclude each other"),
+        ({"transformer_layer_config": {}}, "KeyError"),
     ],
 )
 def test_configs_that_ask_for_more_are_refused_by_name(written, changes, reason):
