@@ -15,21 +15,20 @@ Shapes: N flat rows, C hidden size of the head, W draft vocabulary, B drafting s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from drafter_service.attention import Attend, Part, attend_over, causal_tail
-from drafter_service.cache import KvSlab, Segment
+from drafter_service.attention import Part, attend_over, causal_tail
+from drafter_service.cache import KvSlab
+from drafter_service.feature_head import FeatureHead, HeadSession
 from drafter_service.ranking import NodeRows, rank_children
 from drafter_service.rows import decode_rows
 from drafter_service.service import Job, MakeRoom, Outcome
-from drafter_service.session import Session
 from drafter_service.tree_builder import TreeGrower
-from protos.exchange import DraftStatus, Plan, PlanKind, SessionOpen
+from protos.exchange import DraftStatus, Plan, PlanKind
 from protos.features import FeatureForm, FeatureRows
 
 MAX_MISSING = 8
@@ -39,36 +38,18 @@ ROWS_PER_FORWARD = 256
 """Rows of one session absorbed in one forward."""
 
 
-class FeatureHead(Protocol):
-    """A head that drafts from features and its own feedback (the EAGLE family)."""
+@dataclass(slots=True)
+class _Taken:
+    """Rows [start, computed_len) taken from one session, to be absorbed now."""
 
-    def fuse(self, features_NA: Tensor) -> Tensor:
-        """Raw feature rows to g [N, C]."""
+    place: int
+    session: HeadSession
+    start: int
+    pieces: list[FeatureRows] = field(default_factory=list)
 
-    def step(
-        self, token_ids_N: Tensor, g_NC: Tensor, positions_N: Tensor, attend: Attend
-    ) -> Tensor:
-        """y [N, C] of rows."""
-
-    def logits(self, y_NC: Tensor) -> Tensor:
-        """Draft logits [N, W], float32."""
-
-    def feedback(self, y_NC: Tensor) -> Tensor:
-        """What the next step takes as g."""
-
-
-class HeadSession(Session):
-    """A session with its place in the slab and y of its newest computed row."""
-
-    def __init__(self, session_id: int, opened: SessionOpen) -> None:
-        super().__init__(session_id, opened)
-        self.segment: Segment | None = None
-        self.newest_y_C: Tensor | None = None
-
-    def rewind(self, computed_len: int) -> None:
-        """Also take back the row before, because its y is not kept."""
-        super().rewind(max(0, computed_len - 1))
-        self.newest_y_C = None
+    @property
+    def count(self) -> int:
+        return self.session.computed_len - self.start
 
 
 @dataclass(slots=True)
@@ -137,48 +118,46 @@ class Batcher:
 
     def _absorb(self, jobs: Sequence[Job[HeadSession]], outcomes: dict[int, Outcome]) -> None:
         """Compute all usable rows of all jobs; refuse sessions whose rows are not finite."""
-        waiting = [(place, job.session) for place, job in enumerate(jobs) if place not in outcomes]
         while True:
             taken = [
-                (place, session, session.computed_len, session.take_rows(ROWS_PER_FORWARD))
-                for place, session in waiting
-                if session.computed_len < session.num_usable_rows
+                _Taken(place, job.session, job.session.computed_len)
+                for place, job in enumerate(jobs)
+                if place not in outcomes and job.session.computed_len < job.session.num_usable_rows
             ]
             if not taken:
                 return
-            g_NC = self._features([(session, pieces) for _, session, _, pieces in taken])
-            finite = torch.isfinite(g_NC).all(-1)
-            parts: list[Part] = []
-            ids: list[int] = []
-            positions: list[int] = []
-            kept: list[tuple[HeadSession, int]] = []
-            keep_N = torch.ones(len(g_NC), dtype=torch.bool, device=g_NC.device)
-            first = 0
-            all_finite = bool(finite.all())
-            for place, session, cached_len, _ in taken:
-                count = session.computed_len - cached_len
-                rows = slice(first, first + count)
-                first = rows.stop
-                if not all_finite and not bool(finite[rows].all()):
-                    outcomes[place] = _refused("feature rows must be finite")
-                    keep_N[rows] = False
-                    continue
-                assert session.segment is not None  # every session here was placed
-                ids.extend(session.tokens[cached_len + 1 : session.computed_len + 1])
-                positions.extend(range(cached_len, session.computed_len))
-                parts.append(Part(session.segment.start, cached_len, count, causal_tail(count)))
-                kept.append((session, len(ids) - 1))
-            waiting = [(place, session) for place, session in waiting if place not in outcomes]
-            if kept:
-                y_NC = self._step(ids, g_NC if all_finite else g_NC[keep_N], positions, parts)
-                for session, row in kept:
-                    session.newest_y_C = y_NC[row].clone()
+            for share in taken:
+                share.pieces = share.session.take_rows(ROWS_PER_FORWARD)
+            g_NC = self._features(taken)
+            finite_N = torch.isfinite(g_NC).all(-1)
+            if not bool(finite_N.all()):
+                taken, g_NC = _without_broken(taken, g_NC, finite_N, outcomes)
+            if taken:
+                self._absorb_finite(taken, g_NC)
 
-    def _features(self, taken: Sequence[tuple[HeadSession, list[FeatureRows]]]) -> Tensor:
+    def _absorb_finite(self, taken: Sequence["_Taken"], g_NC: Tensor) -> None:
+        """One forward over the rows just taken; keeps y of each session's newest row."""
+        ids: list[int] = []
+        positions: list[int] = []
+        parts: list[Part] = []
+        for share in taken:
+            session, start, end = share.session, share.start, share.session.computed_len
+            assert session.segment is not None  # every session here was placed
+            ids.extend(session.tokens[start + 1 : end + 1])
+            positions.extend(range(start, end))
+            tail = causal_tail(end - start)
+            parts.append(Part(session.segment.start, start, end - start, tail))
+        y_NC = self._step(ids, g_NC, positions, parts)
+        last = -1
+        for share in taken:
+            last += share.count
+            share.session.newest_y_C = y_NC[last].clone()
+
+    def _features(self, taken: Sequence["_Taken"]) -> Tensor:
         """g [N, C] of rows in session order; runs of equally shaped rows are decoded together."""
         parts: list[Tensor] = []
-        for (form, _), run in groupby(taken, key=lambda item: (item[0].form, item[0].dtype)):
-            rows = decode_rows([piece for _, pieces in run for piece in pieces])
+        for (form, _), run in groupby(taken, key=lambda t: (t.session.form, t.session.dtype)):
+            rows = decode_rows([piece for share in run for piece in share.pieces])
             rows = rows.to(self._device, self._dtype)
             parts.append(self._head.fuse(rows) if form is FeatureForm.RAW else rows)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -261,6 +240,24 @@ class Batcher:
             parts.append(Part(draft.start, cached_len, count, tail))
         g_NC = self._head.feedback(y_NC[sources])
         return self._step(ids, g_NC, positions, parts)
+
+
+def _without_broken(
+    taken: Sequence[_Taken], g_NC: Tensor, finite_N: Tensor, outcomes: dict[int, Outcome]
+) -> tuple[list[_Taken], Tensor]:
+    """The sessions whose rows are all finite, and their rows; the others are refused."""
+    kept: list[_Taken] = []
+    rows: list[Tensor] = []
+    first = 0
+    for share in taken:
+        own = slice(first, first + share.count)
+        first = own.stop
+        if bool(finite_N[own].all()):
+            kept.append(share)
+            rows.append(g_NC[own])
+        else:
+            outcomes[share.place] = _refused("feature rows must be finite")
+    return kept, torch.cat(rows) if rows else g_NC[:0]
 
 
 def draft_alone(

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from drafter_service.batcher import Batcher, HeadSession
+from drafter_service.batcher import Batcher
 from drafter_service.cache import KvSlab
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.eagle3.packed import PackedHead
+from drafter_service.feature_head import HeadSession
 from drafter_service.service import Job, MakeRoom, Outcome
 from protos.exchange import SessionOpen
 

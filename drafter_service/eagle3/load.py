@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from drafter_service.batcher import HeadSession
 from drafter_service.checkpoint.describe import CheckpointDescription, describe
 from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.config import DrafterSettings
 from drafter_service.eagle3.drafter import Eagle3
+from drafter_service.feature_head import HeadSession
 from drafter_service.service import SessionDrafter
 from protos.digest import directory_digest
 from protos.errors import ConfigError, IncompatiblePair
