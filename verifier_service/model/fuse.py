@@ -58,7 +58,7 @@ class _Norm:
     """RMSNorm over the last dimension, rounded as the modules round it."""
 
     def __init__(self, module: _NormModule) -> None:
-        self._weight = module.weight.detach()
+        self._weight = module.weight.detach().clone()
         # sum of squares / size + eps, in one call on the norms.
         self._eps = torch.tensor(module.variance_epsilon)
         self._share = 1.0 / self._weight.numel()
@@ -112,7 +112,8 @@ class FusedDecoder:
         self._head_dim: int = attention.head_dim
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
-        self._embedding = base.embed_tokens.weight.detach()
+        # Copies: a view would keep the whole checkpoint mapped in memory.
+        self._embedding = base.embed_tokens.weight.detach().clone()
         self._cos, self._sin = _rotary_tables(base.rotary_emb, max_context, self._embedding)
         self._scale: float = attention.scaling
         self._layers = [_fuse_layer(layer, config) for layer in base.layers]

@@ -30,7 +30,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.shape = (int(weight.shape[0]), int(weight.shape[1]))
-        self._bias = None if bias is None else bias.detach()
+        self._bias = None if bias is None else bias.detach().clone()
         self._packed = can_pack(weight.dtype)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
