@@ -8,7 +8,10 @@ process can be shrunk into each other (reference/disagg.md 2.2).
 Shapes: D = MAX_DEPTH depths below the anchor, K = MAX_RANK ranks, column K counts misses.
 """
 
+import itertools
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -66,17 +69,30 @@ def ranks_of(
 class RankCounts:
     """Rank counts of one drafter, for one request or for all of them.
 
-    Forgets exponentially: by `memory` per round observed, and `fade` per round elapsed without
+    Forgets exponentially: by `memory` per round observed, and by `fade` for rounds elapsed without
     an observation, the latter only down to a floor that keeps the mean but little confidence.
     When the last rounds contradict the counts, the counts shrink to almost nothing, so that a
-    drafter that turned bad or good is believed within a few rounds.
+    drafter that turned bad or good is believed within a few rounds. Plain lists: a round touches
+    few of the numbers, and every round of every request comes through here.
     """
 
     def __init__(self, memory: float = 0.98) -> None:
-        self.counts_DK = np.zeros((MAX_DEPTH, MAX_RANK + 1))
         self.num_rounds = 0
+        self._counts = [[0.0] * (MAX_RANK + 1) for _ in range(MAX_DEPTH)]
         self._memory = memory
         self._drift = 0.0
+
+    def counts(self) -> NDArray[np.float64]:
+        """The counts [D, K + 1], misses in the last column."""
+        return np.array(self._counts)
+
+    def expected_run(self, prior_D: Sequence[float], mass: float, depth: int) -> float:
+        """Leading top-1 tokens that a draft of `depth` levels is expected to have right."""
+        total, survival = 0.0, 1.0
+        for row, prior in zip(self._counts[:depth], prior_D, strict=False):
+            survival *= (mass * prior + row[0]) / (mass + sum(row))
+            total += survival
+        return total
 
     def observe(self, ranks: Ranks, expected_run: float) -> bool:
         """Add one round; True when it overturned the belief.
@@ -90,22 +106,25 @@ class RankCounts:
         self._drift += _FAST * (run - expected_run - self._drift)
         surprised = abs(self._drift) > max(_SURPRISE, 0.5 * expected_run)
         if surprised:
-            self._shrink(_SURPRISED_MASS)
+            self._scale_down(_SURPRISED_MASS, 0.0)
             self._drift = 0.0
-        for depth, rank in enumerate(ranks):
-            self.counts_DK[depth] *= self._memory
-            self.counts_DK[depth, rank] += 1.0
+        for row, rank in zip(self._counts, ranks, strict=False):
+            for place, count in enumerate(row):
+                row[place] = count * self._memory
+            row[rank] += 1.0
         return surprised
 
     def fade(self, factor: float) -> None:
         """Lose confidence, not the mean: scale counts above the floor by `factor`."""
-        mass_D = self.counts_DK.sum(axis=1)
-        floor_D = np.maximum(factor, _FLOOR_MASS / np.maximum(mass_D, 1e-9))
-        self.counts_DK *= np.where(mass_D > _FLOOR_MASS, floor_D, 1.0)[:, None]
+        self._scale_down(_FLOOR_MASS, factor)
 
-    def _shrink(self, mass: float) -> None:
-        mass_D = self.counts_DK.sum(axis=1)
-        self.counts_DK *= np.where(mass_D > mass, mass / np.maximum(mass_D, 1e-9), 1.0)[:, None]
+    def _scale_down(self, mass: float, factor: float) -> None:
+        """Scale every depth by `factor`, or just down to `mass` where that is more."""
+        for row in self._counts:
+            total = sum(row)
+            if total > mass:
+                scale = max(factor, mass / total)
+                row[:] = [count * scale for count in row]
 
 
 def shrink(
@@ -130,9 +149,13 @@ def shrink_downwards(counts_DK: NDArray[np.float64], mass: float) -> NDArray[np.
     return np.stack(rows)
 
 
-def top_run(belief_DK: NDArray[np.float64], depth: int) -> float:
-    """Expected number of leading tokens of a top-1 chain of `depth` tokens that are right."""
-    return float(np.cumprod(belief_DK[:depth, 0]).sum())
+@dataclass(frozen=True, slots=True)
+class _Belief:
+    """What is believed of a source over all requests: ranks [D, K] and their first column [D]."""
+
+    made_at: int
+    ranks: NDArray[np.float64]
+    top: list[float]
 
 
 class RankEvidence:
@@ -142,32 +165,40 @@ class RankEvidence:
         self._request_memory = request_memory
         self._memory = memory
         self._overall: dict[str, RankCounts] = {}
-        self._beliefs: dict[str, tuple[int, NDArray[np.float64]]] = {}
+        self._beliefs: dict[str, _Belief] = {}
         self._by_request: dict[int, dict[str, RankCounts]] = {}
 
     def belief(self, key: int, source: str) -> NDArray[np.float64]:
         """[D, K] rank probabilities of `source` for request `key`."""
         overall_DK = self.overall_belief(source)
         counts = self._by_request.get(key, {}).get(source)
-        return overall_DK if counts is None else shrink(overall_DK, counts.counts_DK, _PRIOR_MASS)
+        return overall_DK if counts is None else shrink(overall_DK, counts.counts(), _PRIOR_MASS)
 
     def overall_belief(self, source: str) -> NDArray[np.float64]:
         """[D, K] rank probabilities of `source` over all requests."""
-        counts = self._overall.setdefault(source, RankCounts(self._memory))
-        made_at, known = self._beliefs.get(source, (-_STALE_ROUNDS, None))
-        if known is None or counts.num_rounds - made_at >= min(_STALE_ROUNDS, made_at + 1):
-            known = shrink_downwards(counts.counts_DK, _BASE_MASS)
-            self._beliefs[source] = (counts.num_rounds, known)
-        return known
+        return self._belief_of(source).ranks
 
     def observe(self, key: int, source: str, ranks: Ranks, depth: int) -> None:
         """One round of `source` in request `key`, whose draft was `depth` levels deep."""
-        expected_run = top_run(self.belief(key, source), depth)
-        overall_run = top_run(self.overall_belief(source), depth)
+        belief = self._belief_of(source)
         mine = self._by_request.setdefault(key, {})
-        mine.setdefault(source, RankCounts(self._request_memory)).observe(ranks, expected_run)
+        own = mine.get(source)
+        if own is None:
+            own = mine[source] = RankCounts(self._request_memory)
+        own.observe(ranks, own.expected_run(belief.top, _PRIOR_MASS, depth))
+        overall_run = sum(itertools.accumulate(belief.top[:depth], operator.mul))
         if self._overall[source].observe(ranks, overall_run):
             self._beliefs.pop(source, None)
+
+    def _belief_of(self, source: str) -> "_Belief":
+        counts = self._overall.setdefault(source, RankCounts(self._memory))
+        known = self._beliefs.get(source)
+        stale = _STALE_ROUNDS if known is None else min(_STALE_ROUNDS, known.made_at + 1)
+        if known is None or counts.num_rounds - known.made_at >= stale:
+            ranks_DK = shrink_downwards(counts.counts(), _BASE_MASS)
+            known = _Belief(counts.num_rounds, ranks_DK, ranks_DK[:, 0].tolist())
+            self._beliefs[source] = known
+        return known
 
     def fade(self, source: str, factor: float) -> None:
         """Rounds passed without `source`: trust what is known of it less."""

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_ROWS: Final = 1024
-_CORRECTION: Final = 0.1
+_DOWNWARD: Final = 0.25
+_UPWARD: Final = 0.1
 _MIN_RATIO: Final = 0.01
 _MAX_RATIO: Final = 100.0
 _BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def monotone(values: Sequence[float]) -> list[float]:
-    """Isotonic regression with equal weights (pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = value, 1
-        while blocks and blocks[-1][0] > mean:
-            above, count = blocks.pop()
-            mean = (mean * size + above * count) / (size + count)
-            size += count
-        blocks.append((mean, size))
-    return [mean for mean, size in blocks for _ in range(size)]
+    """The greatest non-decreasing sequence below the values.
+
+    Not isotonic least squares: what disturbs a measurement only adds to it, so a size that took
+    longer than a larger one was disturbed, and the larger one tells the truth.
+    """
+    lowest: list[float] = []
+    for value in reversed(values):
+        lowest.append(min(value, lowest[-1]) if lowest else value)
+    return lowest[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class VerifyCosts:
     ) -> NDArray[np.float64]:
         """Times with 0 .. max_drafted draft nodes added to base_rows, [max_drafted + 1].
 
-        `seconds` at every point (every row in a tree if `branching`), made non-decreasing from
-        the plain step on.
+        `seconds` at every point (every row in a tree if `branching`), but never more than a
+        larger step and never less than the plain one.
         """
         counts = np.arange(max_drafted + 1)
         rows = np.minimum(base_rows + counts, MAX_ROWS)
@@ -93,7 +93,9 @@ class VerifyCosts:
         raw = raw + self._context_s(context)
         ratios = self._draft_ratios()[rows]
         ratios[0] = self._ratio(base_rows, 0)
-        return np.maximum.accumulate(raw * ratios)
+        times = np.minimum.accumulate((raw * ratios)[::-1])[::-1]
+        ladder: NDArray[np.float64] = np.maximum(times, raw[0] * ratios[0])
+        return ladder
 
     def observe(
         self, rows: int, branching: int, context: int, drafted: int, measured_s: float
@@ -104,10 +106,14 @@ class VerifyCosts:
         table = self._draft_ratio if drafted else self._plain_ratio
         bucket = _bucket(rows)
         known, count = table.get(bucket, (self._overall_ratio, 0))
-        # A hiccup of the machine must not look like a dear shape: cap, and start carefully.
-        step = max(_CORRECTION, 1.0 / (count + 2)) * (min(ratio, 2.0 * known) - known)
+        # Whatever else the machine does only adds: what was cheaper than thought is believed
+        # sooner than what was dearer, and one hiccup must not make a shape look dear.
+        if ratio < known:
+            step = max(_DOWNWARD, 1.0 / (count + 1)) * (ratio - known)
+        else:
+            step = max(_UPWARD, 1.0 / (count + 2)) * (min(ratio, 2.0 * known) - known)
         table[bucket] = (known + step, count + 1)
-        self._overall_ratio += _CORRECTION * (known + step - self._overall_ratio)
+        self._overall_ratio += _UPWARD * (known + step - self._overall_ratio)
         self._dense_ratios = None
 
     def _draft_ratios(self) -> NDArray[np.float64]:

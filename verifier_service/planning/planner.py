@@ -19,11 +19,9 @@ from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.ports import RoundOutcome, SequenceView, SourceInfo, SourcePlan
 from verifier_service.planning.acceptance import RankEvidence
-from verifier_service.planning.admission import StepCosts, admit_nodes, best_nodes
 from verifier_service.planning.asking import (
     allowed,
     chain_plan,
-    fixed_node_budget,
     fixed_plans,
     tree_plan,
 )
@@ -31,6 +29,7 @@ from verifier_service.planning.bank import CreditBank
 from verifier_service.planning.calibration import Calibration, Names
 from verifier_service.planning.choice import Choice, choose
 from verifier_service.planning.costs import VerifyCosts
+from verifier_service.planning.gate import Gate, GateStep
 from verifier_service.planning.learning import Learning
 from verifier_service.planning.ledger import Ledger, PlannerCounts
 from verifier_service.planning.options import Delays, Label, Market, Offer, offers, split
@@ -62,6 +61,7 @@ class AdaptivePlanner:
         self._learning = Learning(
             self._evidence, self._calibration, self._prospects, self._delays, self._probing
         )
+        self._gate = Gate(verify, self._bank, self._calibration, self._settings)
         self._step = 0
         self._label: Label = ()
         self._occasion: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
@@ -99,27 +99,11 @@ class AdaptivePlanner:
         sources: Sequence[tuple[Names, ...]] = (),
     ) -> list[CandidateTree]:
         """Cut merged trees to what pays, at most `room` draft nodes in all."""
-        cut = [CandidateTree()] * len(trees)
-        free: list[int] = []
-        survivals: list[list[float]] = []
-        fixed_rows = 0
-        for index, (view, tree) in enumerate(zip(views, trees, strict=True)):
-            mode = view.speculation.mode
-            if not tree.num_nodes or mode is SpeculationMode.OFF or view.remaining < 2:
-                continue
-            names = sources[index] if sources else ()
-            survival = self._calibration.survivals(view.key, tree, names)
-            if mode is SpeculationMode.FIXED:
-                budget = fixed_node_budget(view.speculation)
-                most = room - fixed_rows if budget is None else min(budget, room - fixed_rows)
-                cut[index] = tree.keep(best_nodes(survival, most))
-                fixed_rows += cut[index].num_nodes
-            else:
-                free.append(index)
-                survivals.append(survival)
-        kept = self._admit_free(views, [trees[i] for i in free], survivals, free, room - fixed_rows)
-        for index, tree in zip(free, kept, strict=True):
-            cut[index] = tree
+        base_rows, context = self._ledger.base_rows(views), sum(v.base_len for v in views)
+        step = GateStep(
+            self._step, base_rows, context, self._learning.expected_wait_s, frozenset(self._poor)
+        )
+        cut = self._gate.admit(views, trees, room, sources, step)
         self._ledger.note_admitted(sum(tree.num_nodes for tree in cut))
         return cut
 
@@ -209,7 +193,7 @@ class AdaptivePlanner:
         names = tuple(i.name for i in (*market.free, *market.priced))
         occasion = (names, tuple(v.key for v in views))
         only = self._label if self._label and occasion == self._occasion else None
-        if self._step % self._settings.choose_every == 0:
+        if self._step % (self._settings.choose_every + len(views)) == 0:
             only = None
         self._occasion = occasion
         made = offers(views, market, *parts, only)
@@ -283,7 +267,7 @@ class AdaptivePlanner:
                 continue
             if cost_s > payable_s:
                 continue
-            view = max(able, key=lambda v: v.remaining)
+            view = max(able, key=lambda v: self._prospects.num_rounds(v.key))
             plan = chain_plan(info, depth, view.remaining)
             if plan.kind is PlanKind.NONE:
                 continue
@@ -297,37 +281,6 @@ class AdaptivePlanner:
         elapsed = self._probing.asked(name, self._step, by_choice)
         if elapsed > 1:
             self._evidence.fade(name, self._settings.fade_per_step**elapsed)
-
-    def _admit_free(
-        self,
-        views: Sequence[SequenceView],
-        trees: Sequence[CandidateTree],
-        survivals: Sequence[Sequence[float]],
-        indices: Sequence[int],
-        room: int,
-    ) -> list[CandidateTree]:
-        if not trees or room < 1:
-            return [CandidateTree()] * len(trees)
-        base_rows, context = self._ledger.base_rows(views), sum(v.base_len for v in views)
-        plain_s = self._verify.seconds(base_rows, 0, context, 0)
-        most = min(room, sum(t.num_nodes for t in trees), self._settings.max_nodes * len(trees))
-        wait_s = self._learning.expected_wait_s
-        costs = StepCosts(
-            chain_s=self._verify.ladder(base_rows, most, False, context),
-            tree_s=self._verify.ladder(base_rows, most, True, context),
-            wait_s=wait_s,
-            limit_s=plain_s + max(self._bank.may_spend_s(plain_s), wait_s),
-        )
-        kept, _ = admit_nodes(trees, survivals, len(views), costs)
-        extra_s = costs.tree_s[sum(t.num_nodes for t in kept)] - plain_s
-        if self._poor and extra_s > self._settings.extra_share * plain_s:
-            # Requests that have lost what they may lose take no part in a step that costs more.
-            rich = [
-                t if views[i].key not in self._poor else CandidateTree()
-                for t, i in zip(trees, indices, strict=True)
-            ]
-            kept, _ = admit_nodes(rich, survivals, len(views), costs)
-        return kept
 
 
 def _may_speculate(view: SequenceView) -> bool:

@@ -13,7 +13,7 @@ from verifier_service.engine.ports import SequenceView, SourceInfo
 from verifier_service.planning.acceptance import MAX_DEPTH, RankEvidence
 from verifier_service.planning.shapes import Node, Profile, chain_nodes, merge_nodes, tree_nodes
 
-_REFRESH_ROUNDS: Final = 4
+_REFRESH_ROUNDS: Final = 6
 _DEFAULT_WIDTH: Final = 8
 
 

@@ -8,7 +8,7 @@ from protos.params import SamplingParams
 from protos.tree import CandidateTree, chain
 from tests.benchmarks.planner_world import FakeDrafter, World
 from verifier_service.engine.ports import Draft, RoundOutcome, SequenceView, SourceInfo
-from verifier_service.planning.costs import VerifyCosts, default_table
+from verifier_service.planning.costs import VerifyCosts, VerifyTable, default_table
 from verifier_service.planning.planner import AdaptivePlanner
 from verifier_service.planning.settings import PlannerSettings
 
@@ -183,3 +183,15 @@ def test_a_request_that_left_leaves_nothing_behind():
         len(planner._bank._accounts),
     ]
     assert max(held) <= 3
+
+
+def test_a_price_that_was_measured_wrong_is_found_out():
+    dear = VerifyTable({1: 0.03, 4: 0.3, 16: 0.5}, {}, 200)
+    world = World(AdaptivePlanner(VerifyCosts(dear)), [_fast_and_good()])
+    # Without any gain the bank can hardly pay for a look; with a first gain it can.
+    world.run(600)
+    assert world.run(300).speedup > 1.3
+
+
+def _fast_and_good() -> FakeDrafter:
+    return FakeDrafter("lookup", lambda step: 0.6, 0.0001, spread=0.1, trees=False, local=True)

@@ -16,9 +16,9 @@ from verifier_service.planning.sources import ExposedWait, SourceCosts
 from verifier_service.step import TargetFacts
 
 
-def test_monotone_fit_pools_what_falls():
-    assert monotone([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
-    assert monotone([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+def test_a_size_that_took_longer_than_a_larger_one_was_disturbed():
+    assert monotone([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.0, 2.0, 4.0]
+    assert monotone([3.0, 2.0, 1.0]) == [1.0, 1.0, 1.0]
 
 
 def test_more_rows_never_cost_less_whatever_was_measured():

@@ -10,7 +10,6 @@ from verifier_service.planning.acceptance import (
     MAX_RANK,
     RankEvidence,
     ranks_of,
-    top_run,
 )
 from verifier_service.planning.calibration import Calibration
 
@@ -67,6 +66,10 @@ def test_depths_never_reached_are_guessed_from_shallower_ones():
         evidence.observe(1, "bad", (MAX_RANK,), 2)
     assert evidence.overall_belief("good")[5, 0] > 0.7
     assert evidence.overall_belief("bad")[5, 0] < 0.2
+
+
+def top_run(belief_DK, depth: int) -> float:
+    return float(np.cumprod(belief_DK[:depth, 0]).sum())
 
 
 @pytest.mark.parametrize(("before", "after"), [((0, 0, 0), (MAX_RANK,)), ((MAX_RANK,), (0, 0, 0))])
