@@ -7,20 +7,27 @@ verifier; a verifier's errors come out as the classes they went in.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from cluster.fleet.messages import VerifierReport
+from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
 from cluster.http.ingress import Served
 from protos.errors import OutriderError, Overloaded, PeerUnavailable
-from protos.generation import GenerationRequest, TokenRun
+from protos.generation import FinishReason, GenerationRequest, TokenRun
 
 logger = logging.getLogger(__name__)
 
 SILENT_LOOKS: Final = 3
+MAX_FAILOVERS: Final = 2
+
+
+class VerifierLost(PeerUnavailable):
+    """The verifier died, or its engine did, before the request was finished."""
 
 
 class HandleBackend:
@@ -34,6 +41,7 @@ class HandleBackend:
         self._reports: tuple[VerifierReport, ...] = ()
         self._router = Router()
         self._num_silent = 0
+        self._num_failovers = 0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -64,8 +72,28 @@ class HandleBackend:
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
-        """See `Backend.generate`."""
-        response = self._generate.remote(self._router.route(request))
+        """See `Backend.generate`. When a verifier is lost, another one goes on after the tokens
+        committed so far: the text does not show it (law 6)."""
+        routed = self._router.route(request)
+        progress = Progress(routed)
+        for _ in range(MAX_FAILOVERS):
+            try:
+                async with aclosing(self._attempt(progress.rest())) as runs:
+                    async for run in runs:
+                        yield progress.take(run)
+                return
+            except VerifierLost:
+                if len(self._reports) < 2:
+                    raise
+                self._num_failovers += 1
+                logger.warning("%s: goes on at another verifier", request.request_id)
+        async with aclosing(self._attempt(progress.rest())) as runs:
+            async for run in runs:
+                yield progress.take(run)
+
+    async def _attempt(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
+        """One verifier's runs. Raises: VerifierLost, and what the verifier raised."""
+        response = self._generate.remote(request)
         finished = False
         try:
             async for item in response:
@@ -73,12 +101,15 @@ class HandleBackend:
                     finished = True
                     raise item
                 finished = item.finish_reason is not None
+                if item.finish_reason is FinishReason.ERROR:
+                    raise VerifierLost(item.error or "the verifier failed")
                 yield item
         except BackPressureError as error:
             raise Overloaded("all verifiers are full") from error
         except (RayError, RayServeException) as error:
+            finished = True
             logger.warning("%s: verifier lost: %s", request.request_id, type(error).__name__)
-            raise PeerUnavailable("the verifier went away; try again") from error
+            raise VerifierLost("the verifier went away; try again") from error
         finally:
             # Synchronous on purpose: a cancelled task may not await here.
             if not finished:
@@ -93,6 +124,7 @@ class HandleBackend:
         return {
             "verifier": sum_nested([report.statistics for report in self._reports]),
             "verifier_replicas": len(self._reports),
+            "failovers_total": self._num_failovers,
             "drafter_replicas_by_drafter": remote,
         }
 

@@ -55,6 +55,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
             "target": str(tiny_target),
             "dtype": "fp32",
             "num_threads": 1,
+            "replicas": 2,
             "engine": {"page_size": 16, "num_slots": 8192, "max_running": 8},
             "placement": small,
         },

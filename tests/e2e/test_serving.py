@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from cluster.tools.calls import Retries
 from cluster.tools.client import AsyncOutriderClient
 from protos.errors import InvalidRequest, UnknownModel
 from tests.e2e.live import LiveCluster, wait_for
@@ -200,6 +201,32 @@ def test_a_killed_drafter_changes_no_text_and_drafting_resumes(live: LiveCluster
             return reply.usage.num_accepted + reply.usage.num_rejected > 0
 
         wait_for(resumed, "drafting resumes", 60)
+
+
+def test_a_killed_verifier_changes_no_text(live: LiveCluster) -> None:
+    options = sampled(0.6, 900)
+    prompts = [f"{PROMPT} {number}" for number in range(4)]
+
+    async def go() -> list[tuple[int, ...]]:
+        async with AsyncOutriderClient(live.url, retries=Retries(most=0)) as client:
+            tasks = [asyncio.create_task(client.complete(p, **options)) for p in prompts]
+            while live.statistic("outrider_verifier_num_running") < len(prompts):
+                await asyncio.sleep(0.05)
+            os.kill(min(live.replicas("verifier")), signal.SIGKILL)
+            return [reply.token_ids for reply in await asyncio.gather(*tasks)]
+
+    before = live.replicas("verifier")
+    assert len(before) == 2
+    broken = asyncio.run(go())
+    assert live.statistic("outrider_failovers_total") > 0
+    with live.client() as client:
+        assert broken == [client.complete(p, **options).token_ids for p in prompts]
+    wait_for(
+        lambda: len(live.replicas("verifier")) == 2 and live.replicas("verifier") != before,
+        "a new verifier",
+        120,
+    )
+    wait_for(lambda: live.statistic("outrider_verifier_replicas") == 2, "both serve", 120)
 
 
 def test_drafters_scale_with_sessions_and_back(live: LiveCluster) -> None:

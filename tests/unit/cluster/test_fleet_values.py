@@ -7,11 +7,12 @@ from cluster.config import ClusterConfig, SecuritySection
 from cluster.fleet.app import build_app, wire_token
 from cluster.fleet.backend import sum_nested
 from cluster.fleet.messages import SourceReport, VerifierReport
+from cluster.fleet.progress import Progress
 from cluster.fleet.router import MIN_DRAFTED, Router
 from cluster.fleet.statistics import statistics_of
 from cluster.http.metrics import flatten, render
 from protos.errors import ConfigError
-from protos.generation import GenerationRequest, Speculation, SpeculationMode
+from protos.generation import GenerationRequest, RunCounts, Speculation, SpeculationMode, TokenRun
 from protos.params import SamplingParams
 from verifier_service.engine.draft_counts import DraftCounts
 from verifier_service.engine.stats import EngineStats
@@ -76,6 +77,18 @@ def test_statistics_become_named_and_labelled_samples() -> None:
     ):
         assert line in text.splitlines()
     assert "last_step" not in text
+
+
+def test_another_verifier_goes_on_where_the_first_was_lost() -> None:
+    progress = Progress(request())
+    assert progress.rest() == request()
+    first = RunCounts(5, 2, 1, 1, 4, 1, (1,), (("ngram", 1),), verify_s=0.5)
+    assert progress.take(TokenRun("r", (7, 8), counts=first)).counts == first
+    assert progress.rest().output_ids == (7, 8)
+    second = RunCounts(5, 4, 1, 1, 3, 1, (1, 1), (("eagle3", 1),), verify_s=0.25)
+    seen = progress.take(TokenRun("r", (9, 10), counts=second)).counts
+    assert seen == RunCounts(5, 4, 2, 2, 7, 2, (2, 1), (("ngram", 1), ("eagle3", 1)), verify_s=0.75)
+    assert progress.rest().output_ids == (7, 8, 9, 10)
 
 
 def test_builder_makes_an_application_of_the_default_and_of_many_drafters() -> None:
