@@ -8,6 +8,7 @@ import importlib.resources
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from types import FrameType
 from typing import Final
 
 from cluster.config import EMBEDDED, ClusterConfig, read_config
+from cluster.tools.validate import disk_faults
 from protos.errors import ConfigError
 
 _ENVIRONMENT: Final = {
@@ -71,6 +73,7 @@ def start_ray(config: ClusterConfig, *, dashboard: bool, address: str | None) ->
     from ray import serve
     from ray.serve.config import HTTPOptions
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     else:
@@ -98,9 +101,33 @@ def run_app(config: ClusterConfig) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The last line of what Serve says, which names the cause."""
-    status = [line for line in str(error).splitlines() if line.strip()]
-    return status[-1].strip() if status else "see Ray's logs"
+    """Why a deployment failed: the last line that its replica said, else Serve's own."""
+    from ray import serve
+
+    from cluster.fleet.app import APP_NAME
+
+    messages = [str(error)]
+    application = serve.status().applications.get(APP_NAME)
+    for name, deployment in (application.deployments if application else {}).items():
+        if deployment.status not in ("HEALTHY", "UPDATING"):
+            messages.insert(0, f"{name}: {_last_line(deployment.message)}")
+    return _last_line(messages[0])
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "see Ray's logs"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError when something listens there already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"http.port: cannot listen on {host}:{port}") from error
 
 
 def serve_forever(
@@ -118,6 +145,11 @@ def serve_forever(
     changes = {name: value for name, value in given.items() if value is not None}
     http = config.http.model_copy(update=changes)
     config = config.model_copy(update={"http": http})
+    faults = disk_faults(config) if address is None else []
+    if faults:
+        raise ConfigError("; ".join(faults))
+    if address is None:
+        check_port(config.http.host, config.http.port)
     began = time.monotonic()
     print(f"outrider: preparing {config.models[0]} ...", flush=True)
     prepare_target(config)

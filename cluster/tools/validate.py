@@ -52,7 +52,7 @@ def cluster_faults(document: dict[str, object]) -> list[str]:
         config = ClusterConfig.model_validate(document)
     except ValidationError as error:
         return faults_of(error)
-    return [*_path_faults(config), *_placement_faults(config)]
+    return [*disk_faults(config), *_placement_faults(config)]
 
 
 def _serve_faults(document: dict[str, object]) -> list[str]:
@@ -67,7 +67,8 @@ def _serve_faults(document: dict[str, object]) -> list[str]:
     return faults
 
 
-def _path_faults(config: ClusterConfig) -> list[str]:
+def disk_faults(config: ClusterConfig) -> list[str]:
+    """What a config names that is not there, or cannot be used, on this machine."""
     from cluster.fleet.assembly import projection_of
 
     faults: list[str] = []
