@@ -24,11 +24,11 @@ MAX_RANK: Final = 8
 
 _FIRST_RANKS: Final = (0.42, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
 """What an unknown drafter is believed to do: roughly a weak head's rank distribution."""
-_BASE_MASS: Final = 4.0
+_BASE_MASS: Final = 8.0
 _PRIOR_MASS: Final = 6.0
 _FLOOR_MASS: Final = 12.0
 _SURPRISED_MASS: Final = 3.0
-_SURPRISE: Final = 0.6
+_SURPRISE: Final = 0.9
 _FAST: Final = 0.2
 _STALE_ROUNDS: Final = 4
 """A belief over all requests is made anew after so many rounds, or when it was overturned."""

@@ -40,7 +40,8 @@ from verifier_service.planning.sources import reply_deadline_s
 
 Plans = list[tuple[SourcePlan, ...]]
 _LOCAL_DEADLINE_S = 0.005
-_ROUNDS_BEFORE_PROBE = 2
+_ROUNDS_BEFORE_PROBE = 4
+_RICH_STEPS = 8.0
 
 
 class AdaptivePlanner:
@@ -249,6 +250,7 @@ class AdaptivePlanner:
     ) -> float:
         """Ask one source that is left out for a short chain, if the bank can pay the wait."""
         wait_s = 0.0
+        is_rich = self._bank.balance_s > _RICH_STEPS * market.plain_s
         for info in market.priced:
             if info.name in asked:
                 self._note_probed(info.name, by_choice=True)
@@ -263,7 +265,7 @@ class AdaptivePlanner:
             depth = self._settings.probe_depth
             cost_s = self._delays.wait_s([info], depth)
             payable_s = market.may_spend_s - self._settings.extra_share * market.plain_s
-            if wait_s or not able or not self._probing.is_due(info.name, self._step):
+            if wait_s or not able or not self._probing.is_due(info.name, self._step, is_rich):
                 continue
             if cost_s > payable_s:
                 continue

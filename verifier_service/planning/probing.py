@@ -10,6 +10,8 @@ from typing import Final
 
 _FIRST: Final = 8
 _LONGEST: Final = 128
+_LONGEST_WHEN_RICH: Final = 24
+_FIRST_BURST: Final = 24
 _BURST: Final = 12
 _BURST_INTERVAL: Final = 2
 _MEMORY: Final = 0.7
@@ -23,7 +25,7 @@ class _Schedule:
     interval: int = _FIRST
     recent: float = 0.0
     was_poor: bool = False
-    burst: int = _BURST
+    burst: int = _FIRST_BURST
 
 
 class Probing:
@@ -32,12 +34,17 @@ class Probing:
     def __init__(self) -> None:
         self._schedules: dict[str, _Schedule] = {}
 
-    def is_due(self, source: str, step: int) -> bool:
-        """Whether a source that the choice leaves out should be asked once."""
+    def is_due(self, source: str, step: int, is_rich: bool) -> bool:
+        """Whether a source that the choice leaves out should be asked once.
+
+        is_rich: speculation has gained enough for probes not to matter; then they come more often.
+        """
         schedule = self._schedules.get(source)
         if schedule is None:
             return True
         interval = _BURST_INTERVAL if schedule.burst else schedule.interval
+        if is_rich:
+            interval = min(interval, _LONGEST_WHEN_RICH)
         return step - schedule.last_asked >= interval
 
     def asked(self, source: str, step: int, by_choice: bool) -> int:
