@@ -22,6 +22,7 @@ from cluster.fleet.assembly import build_drafter_server, build_verifier, resolve
 from cluster.fleet.autoscaling import drafter_statistics
 from cluster.fleet.backend import HandleBackend
 from cluster.fleet.directory import Directory
+from cluster.fleet.logs import join_serve_logs
 from cluster.fleet.messages import DrafterReport, SourceReport, StreamItem, VerifierReport
 from cluster.fleet.statistics import statistics_of
 from cluster.http.auth import load_keys
@@ -46,6 +47,7 @@ class IngressDeployment:
         config: ClusterConfig,
         verifier: Any,  # noqa: ANN401
     ) -> None:
+        join_serve_logs()
         http = config.http
         self._backend = HandleBackend(verifier, config.router.period_s, config.router.timeout_s)
         settings = FrontSettings(
@@ -73,6 +75,7 @@ class VerifierDeployment:
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
         self, config: ClusterConfig, token: str, drafters: dict[str, Any]
     ) -> None:
+        join_serve_logs()
         parts = await asyncio.to_thread(build_verifier, config, token)
         self._service, self._exchange = parts.service, parts.exchange
         self._names = [NGRAM, *(e.name for e in config.drafters)]
@@ -138,6 +141,7 @@ class DrafterDeployment:
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
         self, config: ClusterConfig, entry: DrafterEntry, token: str
     ) -> None:
+        join_serve_logs()
         self._drain_s = entry.drain_s
         self._load_before = DrafterLoad()
         self._draining = False

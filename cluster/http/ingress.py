@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cluster.http import convert, metrics, openai, replies
-from cluster.http.answers import Answer, Delta
+from cluster.http.answers import Answer, Delta, Tally
 from cluster.http.auth import check_key
 from cluster.http.call import Call, EventStream
 from cluster.http.limits import Gate, Limits, read_body
@@ -250,8 +250,10 @@ class Front:
         def ended() -> None:
             ticket.leave()
             self._counters.num_running = self._gate.num_running
-            for answer in answers:
-                self._counters.count_answer(answer.tally, answer.finish or "abort")
+            for request, answer in zip(requests, answers, strict=True):
+                finish = answer.finish or "abort"
+                self._counters.count_answer(answer.tally, finish)
+                _log_answer(request.request_id, answer.tally, finish)
 
         return Call(answers, runs, ended)
 
@@ -292,6 +294,19 @@ class Front:
         own = list(self._counters.samples())
         peers = list(metrics.flatten("outrider", await self._backend.statistics()))
         return PlainTextResponse(metrics.render(own + peers))
+
+
+def _log_answer(request_id: str, tally: Tally, finish: str) -> None:
+    logger.info(
+        "%s: %s, %d prompt and %d output tokens, %d of %d drafted accepted, %.2f s",
+        request_id,
+        finish,
+        tally.num_prompt,
+        tally.num_output,
+        tally.num_accepted,
+        tally.num_drafted,
+        tally.total_s,
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -70,7 +70,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_cluster(config: dict, directory: Path, port: int) -> LiveCluster:
+def start_cluster(
+    config: dict, directory: Path, port: int, environment: dict[str, str] | None = None
+) -> LiveCluster:
     """Start `outrider serve` on a free port and wait for its ready line."""
     path = directory / "cluster.yaml"
     path.write_text(yaml.safe_dump(config | {"http": config.get("http", {}) | {"port": port}}))
@@ -81,7 +83,9 @@ def start_cluster(config: dict, directory: Path, port: int) -> LiveCluster:
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=directory,
-            env=os.environ | {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5"},
+            env=os.environ
+            | {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5"}
+            | (environment or {}),
         )
     live = LiveCluster(f"http://127.0.0.1:{port}", process, log)
 

@@ -1,5 +1,6 @@
 """`outrider serve` as shipped: the embedded target and its drafters answer, and agree."""
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,11 @@ pytestmark = pytest.mark.timeout(290)
 
 @pytest.fixture
 def shipped(tmp_path: Path, smollm2_dir: Path) -> Iterator[LiveCluster]:
-    """The shipped configuration on another port."""
+    """The shipped configuration on another port, with Ray's own token asked for."""
     config = yaml.safe_load(default_config().read_text())
     assert config["verifier"]["target"] == "embedded"
-    cluster = start_cluster(config, tmp_path, free_port())
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    cluster = start_cluster(config, tmp_path, free_port(), token)
     yield cluster
     if cluster.process.poll() is None:
         assert cluster.stop() == 0

@@ -170,6 +170,15 @@ def test_a_client_that_leaves_frees_its_request(live: LiveCluster) -> None:
         assert client.complete("x", max_tokens=2).usage.num_output <= 2
 
 
+def test_a_client_that_stops_waiting_frees_its_request(live: LiveCluster) -> None:
+    running = "outrider_verifier_num_running"
+    wait_for(lambda: live.statistic(running) == 0, "nothing runs")
+    body = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
+    with httpx.Client(base_url=live.url) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/completions", json=body, timeout=0.3)
+    wait_for(lambda: live.statistic(running) == 0, "the request is gone", 15)
+
+
 def test_a_killed_drafter_changes_no_text_and_drafting_resumes(live: LiveCluster) -> None:
     options = sampled(0.6, 600) | {"speculation": {"mode": "eagle3", "depth": 3}}
     plain = sampled(0.6, 600) | {"speculation": {"mode": "off"}}
