@@ -1,42 +1,18 @@
-"""The committed code is what the .proto files say, made with the pinned generator.
+"""The floors in pyproject.toml are those of the committed generated code, and no file is orphaned.
 
-python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+That the code is what the .proto files say is tested beside `protos/generate.py`.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMAS = sorted(path.name for path in (ROOT / "protos").glob("*.proto"))
-FORMS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
-
-
-@pytest.fixture(scope="module")
-def regenerated(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("generated")
-    outputs = [f"--{form}_out={out}" for form in ("python", "pyi", "grpc_python")]
-    names = [f"protos/{name}" for name in SCHEMAS]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return out / "protos"
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-@pytest.mark.parametrize("form", FORMS)
-def test_committed_code_equals_regenerated_code(regenerated, schema, form):
-    name = schema.removesuffix(".proto") + form
-    assert (ROOT / "protos" / name).read_text() == (regenerated / name).read_text()
 
 
 def test_no_generated_file_lacks_its_schema():
-    stems = {name.removesuffix(".proto") for name in SCHEMAS}
-    generated = (ROOT / "protos").glob("*_pb2*.py*")
-    assert {re.sub(r"_pb2.*", "", path.name) for path in generated if path.is_file()} == stems
+    generated = [p for p in (ROOT / "protos").glob("*_pb2*.py*") if p.is_file()]
+    schemas = {path.stem for path in (ROOT / "protos").glob("*.proto")}
+    assert {re.sub(r"_pb2.*", "", path.name) for path in generated} == schemas
 
 
 def test_the_floor_in_pyproject_is_the_floor_of_the_generated_code():
