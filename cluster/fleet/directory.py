@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from cluster.fleet.messages import DrafterReport
 from protos.exchange import DrafterReplica
@@ -72,6 +72,9 @@ class Directory:
                 .broadcast("describe")
                 .results_async(timeout_s=self._timeout_s, return_exceptions=True)
             )
+        except DeploymentUnavailableError:
+            # Serve has no replica of it right now: that is an answer.
+            results = []
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("drafter %s does not answer: %s", name, type(error).__name__)
             return

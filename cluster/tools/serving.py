@@ -25,6 +25,8 @@ from protos.errors import ConfigError
 _ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # One line per request: nothing worth holding back, and a crash must not lose the last lines.
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
     # One way in, the proxy: no further ports, and no minimum of 30 s to stop an ingress.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

@@ -1,0 +1,92 @@
+"""The directory: what drafter replicas answer becomes the running set; silence changes nothing."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from cluster.fleet.directory import Directory
+from cluster.fleet.messages import DrafterReport
+from protos.exchange import Capabilities, DrafterLoad, DrafterReplica, PlanKind
+
+
+def replica(number: int, *, draining: bool = False) -> DrafterReport:
+    capabilities = Capabilities("ngram", "far", 100 + number, (PlanKind.CHAIN,))
+    load = DrafterLoad(num_sessions=number)
+    return DrafterReport(f"r{number}", number, f"10.0.0.{number}:1", capabilities, load, draining)
+
+
+class FakeHandle:
+    """A deployment handle whose broadcasts answer what the test says."""
+
+    def __init__(self) -> None:
+        self.answers: Sequence[object] | Exception = ()
+
+    def broadcast(self, method: str) -> "FakeHandle":
+        assert method == "describe"
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[object]:
+        assert timeout_s > 0
+        assert return_exceptions
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return list(self.answers)
+
+
+class FakeExchange:
+    """Remembers the running sets it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[DrafterReplica]]] = []
+
+    def set_replicas(self, source: str, replicas: Sequence[DrafterReplica]) -> None:
+        self.told.append((source, list(replicas)))
+
+
+def addresses_after(*looks: Sequence[object] | Exception) -> list[list[str]]:
+    handle, exchange = FakeHandle(), FakeExchange()
+
+    async def go() -> None:
+        directory = Directory({"far": handle}, exchange, 1.0, 1.0)
+        for answers in looks:
+            handle.answers = answers
+            await directory.look()
+
+    asyncio.run(go())
+    assert all(source == "far" for source, _ in exchange.told)
+    return [[r.address for r in replicas] for _, replicas in exchange.told]
+
+
+def test_running_replicas_are_offered_and_draining_ones_are_not() -> None:
+    assert addresses_after([replica(1), replica(2, draining=True)]) == [["10.0.0.1:1"]]
+
+
+def test_replicas_that_fail_to_answer_are_left_out() -> None:
+    assert addresses_after([replica(1), RuntimeError("dead")]) == [["10.0.0.1:1"]]
+
+
+def test_a_look_that_fails_changes_nothing() -> None:
+    assert addresses_after([replica(1)], TimeoutError()) == [["10.0.0.1:1"]]
+
+
+def test_no_replica_at_all_empties_the_set() -> None:
+    gone = DeploymentUnavailableError.__new__(DeploymentUnavailableError)
+    assert addresses_after([replica(1)], gone) == [["10.0.0.1:1"], []]
+
+
+def test_load_and_incarnation_are_passed_on() -> None:
+    handle, exchange = FakeHandle(), FakeExchange()
+    handle.answers = [replica(3)]
+
+    async def go() -> None:
+        directory = Directory({"far": handle}, exchange, 0.01, 1.0)
+        await directory.start()
+        while len(exchange.told) < 2:
+            await asyncio.sleep(0.01)
+        await directory.close()
+        assert directory.reports["far"][0].pid == 3
+
+    asyncio.run(go())
+    (offered,) = exchange.told[0][1]
+    assert (offered.incarnation, offered.load.num_sessions) == (103, 3)
