@@ -10,7 +10,7 @@ from typing import Final
 
 _FIRST: Final = 8
 _LONGEST: Final = 128
-_LONGEST_WHEN_RICH: Final = 24
+_LONGEST_WHEN_RICH: Final = 32
 _FIRST_BURST: Final = 24
 _BURST: Final = 12
 _BURST_INTERVAL: Final = 2
