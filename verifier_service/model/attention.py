@@ -1,9 +1,10 @@
 """Paged tree attention in tiles: a row's output depends on its own prefix alone, bit for bit.
 
-Works on a StepLayout and one layer's side of the pool; knows no model. Keys are reduced in tiles
-of TILE absolute positions; masked positions weigh exact zero; tiles add up in position order
-(trailing zero tiles change nothing). Every matrix product has one batch entry per key-value head
-and query rows padded to a multiple.
+Works on a StepLayout and a pool; knows no model. Keys are reduced in tiles of TILE absolute
+positions; masked positions weigh exact zero; tiles add up in position order (trailing zero tiles
+change nothing). Every matrix product has one batch entry per key-value head and query rows padded
+to a multiple. Buffers and views are made once per step: at one row a layer's attention is a dozen
+calls whose overhead is all that counts.
 
 Shapes: R flat rows, n rows of a block, B blocks, A query heads, H key-value heads, G = A / H,
 D head_dim, T tiles, P = T * TILE positions, M = n * G query rows of one head, padded.
@@ -11,127 +12,115 @@ D head_dim, T tiles, P = T * TILE positions, M = n * G query rows of one head, p
 
 import torch
 
-from verifier_service.model.heads import (
-    AttentionShape,
-    HeadRows,
-    Scoring,
-    add_tiles,
-    cap,
-    hide,
-    soften,
-)
-from verifier_service.model.kv import TILE
+from verifier_service.model.heads import AttentionShape, HeadRows, Scoring, cap, hide, soften
+from verifier_service.model.kv import TILE, Pool
 from verifier_service.model.layout import ChainGroup, StepLayout
 from verifier_service.model.tree_attention import TreeAttention
 from verifier_service.model.tree_layout import TreeGroup
 
 
 class StepAttention:
-    """Attention of one step, for all layers of one shape; buffers are made once per step."""
+    """Attention of one step, for all layers of one shape."""
 
-    def __init__(self, layout: StepLayout, shape: AttentionShape, dtype: torch.dtype) -> None:
+    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
         self._parts = [
-            TreeAttention(group, shape, dtype)
+            TreeAttention(group, shape, pool)
             if isinstance(group, TreeGroup)
-            else ChainAttention(group, shape, dtype)
+            else ChainAttention(group, shape, pool)
             for group in layout.groups
         ]
 
-    def attend(
-        self,
-        scoring: Scoring,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Write out [R, A, D] from scaled queries [R, A, D] and the pool's sides [S, H, D].
+    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Say where scaled queries [R, A, D] come from and where outputs [R, A, D] go.
 
-        The step's own K and V are in the pool already. Padding rows of `out` are left alone.
+        Padding rows of `out` are left alone.
         """
         for part in self._parts:
-            rows = part.rows
-            part.attend(scoring, queries[rows], keys, values, out[rows])
+            part.queries.bind(queries[part.rows], out[part.rows])
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
+        for part in self._parts:
+            part.attend(layer, scoring)
 
 
 class ChainAttention:
     """Blocks without branches: one product for scores, one per tile for outputs."""
 
-    def __init__(self, group: ChainGroup, shape: AttentionShape, dtype: torch.dtype) -> None:
+    def __init__(self, group: ChainGroup, shape: AttentionShape, pool: Pool) -> None:
+        dtype, heads, head_dim = pool.kv.dtype, shape.num_kv_heads, shape.head_dim
+        batch, tiles, size = len(group.starts), group.num_tiles, group.num_tiles * TILE
         self._group = group
-        self._batch = batch = len(group.starts)
-        self._heads = shape.num_kv_heads
-        self._queries = HeadRows(batch, group.num_rows, shape, dtype)
-        self._masks: dict[int | None, tuple[int, torch.Tensor | None]] = {
-            None: (group.mask_start, self._by_query(group.mask))
+        self._pool = pool
+        self.queries = HeadRows(batch, group.num_rows, shape, dtype)
+        self.rows = slice(group.first_row, group.first_row + batch * group.num_rows)
+        rows = self.queries.num_rows
+        # K and V as [2, B * H, P, D].
+        self._kv = torch.empty(2, batch * heads, size, head_dim, dtype=dtype)
+        self._keys = self._kv[0].transpose(1, 2)
+        self._values = self._kv[1].view(-1, TILE, head_dim)
+        if group.first_slot is not None:
+            self._runs = pool.runs(group.first_slot, size)
+        else:
+            assert group.slots is not None
+            sides = [pool.index(side, group.slots).transpose(0, 1) for side in (0, 1)]
+            self._index = torch.stack(sides).flatten()
+        self._scores = torch.empty(batch * heads, rows, size, dtype=dtype)
+        self._by_block = self._scores.view(batch, heads, rows, size)
+        self._weights = torch.empty_like(self._scores)
+        # The same weights tile by tile, [B * H, T, M, TILE].
+        self._tiled = self._weights.view(-1, rows, tiles, TILE).transpose(1, 2)
+        self._by_tile = torch.empty(batch * heads * tiles, rows, TILE, dtype=dtype)
+        self._parts = torch.empty(batch * heads * tiles, rows, head_dim, dtype=dtype)
+        self._masked: dict[int | None, tuple[torch.Tensor, torch.Tensor] | None] = {
+            None: self._place(group.mask_start, group.mask)
         }
-        if group.slots is not None:
-            # [B, H, P] and [T, B, H, TILE]: rows of a side seen as [S * H, D].
-            own = group.slots[:, None] * self._heads + torch.arange(self._heads)[:, None]
-            self._key_index = own.flatten()
-            tiles = own.view(batch, self._heads, group.num_tiles, TILE)
-            self._value_index = tiles.permute(2, 0, 1, 3).flatten()
-        first = group.first_row
-        self.rows = slice(first, first + batch * group.num_rows)
 
-    def _by_query(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """[B, n, x] -> [B, 1, M, x]."""
-        return None if mask is None else self._queries.by_row(mask)[:, None]
-
-    def attend(
-        self,
-        scoring: Scoring,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def attend(self, layer: int, scoring: Scoring) -> None:
         """StepAttention.attend for this group's rows."""
-        size = self._group.num_tiles * TILE
-        head_dim = keys.shape[-1]
-        own_keys, tiles = self._gather(keys, values)
-        scores = torch.bmm(self._queries.load(queries), own_keys.transpose(1, 2))
-        cap(scores, scoring.softcap)
-        mask_start, mask = self._mask(scoring.window)
-        if mask is not None:
-            by_block = scores.view(self._batch, self._heads, -1, size)
-            by_block[..., mask_start:] += mask
-        weights = soften(scores, scoring.sinks, self._queries)
-        by_tile = weights.view(*weights.shape[:2], -1, TILE).permute(2, 0, 1, 3)
-        parts = torch.bmm(by_tile.reshape(-1, weights.shape[1], TILE), tiles)
-        parts = parts.view(self._group.num_tiles, -1, head_dim)
-        self._queries.collect(add_tiles(parts), out)
+        queries = self.queries
+        queries.load()
+        self._read(layer)
+        torch.bmm(queries.queries, self._keys, out=self._scores)
+        cap(self._scores, scoring.softcap)
+        masked = self._mask(scoring.window)
+        if masked is not None:
+            scores, mask = masked
+            scores.add_(mask)
+        soften(self._scores, scoring.sinks, queries, self._weights)
+        self._by_tile.view(self._tiled.shape).copy_(self._tiled)
+        torch.bmm(self._by_tile, self._values, out=self._parts)
+        by_tile = self._parts.view(*self._tiled.shape[:3], -1)
+        torch.sum(by_tile, dim=1, out=queries.mixed)
+        queries.store()
 
-    def _gather(
-        self, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K as [B * H, P, D] and V as [T * B * H, TILE, D]."""
-        group, head_dim = self._group, keys.shape[-1]
-        size = group.num_tiles * TILE
-        if group.first_slot is None:
-            own = keys.view(-1, head_dim).index_select(0, self._key_index)
-            tiles = values.view(-1, head_dim).index_select(0, self._value_index)
-            return own.view(-1, size, head_dim), tiles.view(-1, TILE, head_dim)
-        run = slice(group.first_slot, group.first_slot + size)
-        tiles = values[run].view(-1, TILE, self._heads, head_dim).transpose(1, 2)
-        return (
-            keys[run].transpose(0, 1).contiguous(),
-            tiles.reshape(-1, TILE, head_dim),
-        )
+    def _read(self, layer: int) -> None:
+        if self._group.first_slot is not None:
+            self._kv.copy_(self._runs[layer])
+        else:
+            out = self._kv.view(-1, self._kv.shape[-1])
+            torch.index_select(self._pool.vectors[layer], 0, self._index, out=out)
 
-    def _mask(self, window: int | None) -> tuple[int, torch.Tensor | None]:
-        """First masked position, and the mask from there on [B, 1, M, P - first]."""
-        if window not in self._masks:
-            self._masks[window] = self._window_mask(window or 0)
-        return self._masks[window]
+    def _place(
+        self, first: int, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A mask [B, n, P - first] as (scores that it is added to, [B, 1, M, P - first])."""
+        if mask is None:
+            return None
+        return self._by_block[..., first:], self.queries.by_row(mask)[:, None]
 
-    def _window_mask(self, window: int) -> tuple[int, torch.Tensor | None]:
+    def _mask(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if window not in self._masked:
+            self._masked[window] = self._window_mask(window or 0)
+        return self._masked[window]
+
+    def _window_mask(self, window: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         group = self._group
         positions = group.positions
         if int(positions.max()) < window:
-            return self._masks[None]
+            return self._masked[None]
         columns = torch.arange(group.num_tiles * TILE)
-        mask = hide(columns <= positions[..., None] - window, self._queries.buffer.dtype)
+        mask = hide(columns <= positions[..., None] - window, self._kv.dtype)
         if group.mask is not None:
             mask[..., group.mask_start :] += group.mask
-        return 0, self._by_query(mask)
+        return self._place(0, mask)

@@ -7,7 +7,7 @@ batch dimension is 1. What a family asks of attention is honoured or refused by 
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -31,32 +31,32 @@ _HARMLESS = frozenset(
 """Keywords that some families hand down to attention and that change nothing here."""
 
 
-@dataclass(slots=True)
 class StepContext:
-    """What attention needs of one step. attentions: made by the first layer of each shape."""
+    """What a decoder needs of one step beside its rows."""
 
-    layout: StepLayout
-    pool: Pool
-    multiple: int
-    num_calls: int = 0
-    attentions: dict[AttentionShape, StepAttention] = field(default_factory=dict)
+    def __init__(self, layout: StepLayout, pool: Pool, multiple: int) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.multiple = multiple
+        self.num_calls = 0
+        self._attentions: dict[AttentionShape, StepAttention] = {}
+        first = layout.first_slot
+        self._runs = None if first is None else pool.runs(first, layout.num_rows)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put K and V [R, H, D] of all rows into their slots."""
-        layout, side = self.layout, self.pool.kv[layer]
-        if layout.first_slot is not None:
-            run = slice(layout.first_slot, layout.first_slot + layout.num_rows)
-            side[0, run] = keys[: layout.num_rows]
-            side[1, run] = values[: layout.num_rows]
+    def write(self, layer: int, kv: torch.Tensor) -> None:
+        """Put K and V of all rows, [2, H, R, D], into their slots."""
+        if self._runs is not None:
+            self._runs[layer].copy_(kv[:, :, : self.layout.num_rows])
         else:
-            side[0].index_copy_(0, layout.slots, keys)
-            side[1].index_copy_(0, layout.slots, values)
+            self.pool.layers[layer].index_copy_(2, self.layout.slots, kv)
 
-    def attention(self, shape: AttentionShape, dtype: torch.dtype) -> StepAttention:
-        """This step's attention for layers of one shape."""
-        if shape not in self.attentions:
-            self.attentions[shape] = StepAttention(self.layout, shape, dtype)
-        return self.attentions[shape]
+    def attention(self, num_heads: int) -> StepAttention:
+        """This step's attention for layers of `num_heads` query heads."""
+        pool = self.pool
+        shape = AttentionShape(num_heads, pool.num_heads, pool.head_dim, self.multiple)
+        if shape not in self._attentions:
+            self._attentions[shape] = StepAttention(self.layout, shape, pool)
+        return self._attentions[shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +163,20 @@ def _attention(
             f"are not supported"
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # attributes of modules are untyped
-    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    pool_heads = outrider_step.pool.kv.shape[3:]
-    if keys.shape[1:] != pool_heads:
+    pool = outrider_step.pool
+    if (key.shape[1], key.shape[3]) != (pool.num_heads, pool.head_dim):
         raise CheckpointError(
-            f"layer {layer} has keys of {list(keys.shape[1:])}, layer 0's are {list(pool_heads)}"
+            f"layer {layer} has {key.shape[1]} key-value heads of {key.shape[3]}, the "
+            f"configuration says {pool.num_heads} of {pool.head_dim}"
         )
     outrider_step.num_calls += 1
-    outrider_step.write(layer, keys, values)
+    outrider_step.write(layer, torch.cat([key, value]))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     queries = query[0].transpose(0, 1) * scale
-    shape = AttentionShape(queries.shape[1], keys.shape[1], keys.shape[2], outrider_step.multiple)
     out = torch.zeros_like(queries, memory_format=torch.contiguous_format)
-    outrider_step.attention(shape, queries.dtype).attend(
-        Scoring(sliding_window, softcap, s_aux),
-        queries,
-        outrider_step.pool.keys[layer],
-        outrider_step.pool.values[layer],
-        out,
-    )
+    attention = outrider_step.attention(queries.shape[1])
+    attention.bind(queries, out)
+    attention.attend(layer, Scoring(sliding_window, softcap, s_aux))
     return out[None], None
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from verifier_service.model.decoder import DecoderOutput, StepContext
-from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.heads import Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.linear import Linear
 
@@ -33,10 +33,14 @@ class _NormModule(Protocol):
 
 
 class _AttentionModule(Protocol):
+    """q_norm and k_norm only in some families."""
+
     q_proj: nn.Linear
     k_proj: nn.Linear
     v_proj: nn.Linear
     o_proj: nn.Linear
+    q_norm: _NormModule
+    k_norm: _NormModule
 
 
 class _MlpModule(Protocol):
@@ -55,27 +59,35 @@ class _LayerModule(Protocol):
 
 
 class _Norm:
-    """RMSNorm over the last dimension, rounded as the modules round it."""
+    """RMSNorm over the last dimension, in float32, rounded once."""
 
-    def __init__(self, module: _NormModule) -> None:
-        self._weight = module.weight.detach().clone()
-        # sum of squares / size + eps, in one call on the norms.
-        self._eps = torch.tensor(module.variance_epsilon)
-        self._share = 1.0 / self._weight.numel()
+    def __init__(self, *modules: _NormModule, repeats: tuple[int, ...] = (1,)) -> None:
+        """Several modules: each for `repeats` rows of the last dimension but one."""
+        weights = [
+            module.weight.detach().float().expand(count, -1)
+            for module, count in zip(modules, repeats, strict=True)
+        ]
+        self._weight = torch.cat(weights).clone()
+        self._share = 1.0 / self._weight.shape[-1]
+        self._eps = torch.tensor(modules[0].variance_epsilon)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+    def __call__(
+        self, x: torch.Tensor, wide: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """wide (float32) and out: buffers of x's shape, made when not given."""
+        wide = x.to(torch.float32, copy=True) if wide is None else wide.copy_(x)
         size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        # 1 / sqrt(mean of squares + eps)
         shrink = torch.addcmul(self._eps, size, size, value=self._share).rsqrt_()
-        return (wide * shrink).to(x.dtype).mul_(self._weight)
+        out = torch.empty_like(x) if out is None else out
+        return torch.mul(wide.mul_(shrink), self._weight, out=out)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     before_attention: _Norm
     qkv: Linear
-    q_norm: _Norm | None
-    k_norm: _Norm | None
+    qk_norm: _Norm | None
     output: Linear
     before_mlp: _Norm
     gate_up: Linear
@@ -126,38 +138,36 @@ class FusedDecoder:
         """Decoder.run."""
         layout = context.layout
         x = functional.embedding(layout.ids, self._embedding)
-        rows, heads, kv_heads = len(x), self._num_heads, self._num_kv_heads
-        rotated = heads + kv_heads
+        num_rows, heads, kv_heads = len(x), self._num_heads, self._num_kv_heads
         cos, sin = self._tables(layout.positions)
-        half = self._head_dim // 2
-        shape = AttentionShape(heads, kv_heads, self._head_dim, context.multiple)
-        attention = context.attention(shape, x.dtype)
-        mixed = x.new_zeros(rows, heads, self._head_dim)
-        flat = mixed.view(rows, -1)
+        # Everything that is viewed or written per layer is made here, once: [R, A + 2H, D].
+        shape = (num_rows, heads + 2 * kv_heads, self._head_dim)
+        turned = x.new_empty(shape)
+        low, high = _halves(turned)
+        kv = turned[:, heads:].view(num_rows, 2, kv_heads, -1).permute(1, 2, 0, 3)
+        mixed = x.new_zeros(num_rows, heads, self._head_dim)
+        flat = mixed.view(num_rows, -1)
+        attention = context.attention(heads)
+        attention.bind(turned[:, :heads], mixed)
+        wide, normed = torch.empty(x.shape), torch.empty_like(x)
         states: dict[int, torch.Tensor] = {}
         for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(layer.before_attention(x)).view(rows, rotated + kv_heads, -1)
-            qk = qkv[:, :rotated]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qk = torch.cat([layer.q_norm(qk[:, :heads]), layer.k_norm(qk[:, heads:])], dim=1)
-            turned = qk * cos
-            turned[..., :half].addcmul_(qk[..., half:], sin, value=-1)
-            turned[..., half:].addcmul_(qk[..., :half], sin)
-            context.write(number, turned[:, heads:], qkv[:, rotated:])
-            attention.attend(
-                layer.scoring,
-                turned[:, :heads],
-                context.pool.keys[number],
-                context.pool.values[number],
-                mixed,
-            )
+            qkv = layer.qkv(layer.before_attention(x, wide, normed)).view(shape)
+            if layer.qk_norm is not None:
+                qk = qkv[:, : heads + kv_heads]
+                layer.qk_norm(qk, out=qk)
+            qkv_low, qkv_high = _halves(qkv)
+            torch.mul(qkv, cos, out=turned)
+            low.addcmul_(qkv_high, sin, value=-1)
+            high.addcmul_(qkv_low, sin)
+            context.write(number, kv)
+            attention.attend(number, layer.scoring)
             x = layer.output.add(flat, x)
-            gate, up = layer.gate_up(layer.before_mlp(x)).chunk(2, dim=-1)
+            gate, up = layer.gate_up(layer.before_mlp(x, wide, normed)).chunk(2, dim=-1)
             x = layer.down.add(functional.silu(gate).mul_(up), x)
             if number in aux_layers:
                 states[number] = x
-        wanted = self._norm(x.index_select(0, logit_rows))
-        return DecoderOutput(self._head(wanted), states)
+        return DecoderOutput(self._head(self._norm(x.index_select(0, logit_rows))), states)
 
     def matrices(self) -> list[Matrix]:
         """Decoder.matrices."""
@@ -168,13 +178,26 @@ class FusedDecoder:
         return found
 
     def _tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos [R, A + H, D] and sin [R, A + H, D / 2]; the queries' share carries the scale."""
-        heads = self._num_heads + self._num_kv_heads
-        factor = self._cos.new_ones(heads, 1)
-        factor[: self._num_heads] = self._scale
-        cos = self._cos.index_select(0, positions)[:, None] * factor
-        sin = self._sin.index_select(0, positions)[:, None] * factor
+        """cos [R, A + 2H, D] and sin [R, A + 2H, D / 2] of every head.
+
+        The queries' share carries the scale; the values' is 1 and 0, so that one pass turns
+        queries and keys and copies values.
+        """
+        heads, keys = self._num_heads, self._num_heads + self._num_kv_heads
+        shape = (len(positions), keys + self._num_kv_heads)
+        cos = self._cos.new_ones(*shape, self._head_dim)
+        sin = self._sin.new_zeros(*shape, self._head_dim // 2)
+        for table, full in ((self._cos, cos), (self._sin, sin)):
+            own = table.index_select(0, positions)[:, None]
+            full[:, :heads] = own * self._scale
+            full[:, heads:keys] = own
         return cos, sin
+
+
+def _halves(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, n, D] -> views of the first and the second half of D."""
+    low, high = heads.view(*heads.shape[:2], 2, -1).unbind(2)
+    return low, high
 
 
 def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
@@ -182,12 +205,14 @@ def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
     window = getattr(attention, "sliding_window", None)
     if config.model_type == "mistral":
         window = config.sliding_window
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    qk_norm = None
+    if hasattr(attention, "q_norm") and hasattr(attention, "k_norm"):
+        heads = (config.num_attention_heads, config.num_key_value_heads)
+        qk_norm = _Norm(attention.q_norm, attention.k_norm, repeats=heads)
     return _Layer(
         before_attention=_Norm(layer.input_layernorm),
         qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
-        q_norm=None if q_norm is None else _Norm(q_norm),
-        k_norm=None if k_norm is None else _Norm(k_norm),
+        qk_norm=qk_norm,
         output=_join(attention.o_proj),
         before_mlp=_Norm(layer.post_attention_layernorm),
         gate_up=_join(mlp.gate_proj, mlp.up_proj),

@@ -1,4 +1,4 @@
-"""What both forms of attention share: heads, query rows by head, masks, softmax, tile sums.
+"""What both forms of attention share: heads, query rows by head, masks, softmax.
 
 Shapes: as in attention.py.
 """
@@ -42,46 +42,52 @@ class Scoring:
 
 
 class HeadRows:
-    """Query rows sorted by key-value head: [B * n, A, D] <-> [B * H, M, D], padding zero."""
+    """Query rows sorted by key-value head: [B * n, A, D] <-> [B * H, M, D], padding zero.
+
+    queries: what scores are made of. mixed: what attention of these rows becomes.
+    """
 
     def __init__(
         self, batch: int, num_rows: int, shape: AttentionShape, dtype: torch.dtype
     ) -> None:
-        self.group_size = shape.group_size
-        self._split = (batch, num_rows, shape.num_kv_heads, self.group_size, shape.head_dim)
-        self._real = num_rows * self.group_size
-        padded = -(-self._real // shape.multiple) * shape.multiple
-        heads = shape.num_kv_heads
-        self.buffer = torch.zeros(batch * heads, padded, shape.head_dim, dtype=dtype)
-        self._by_head = (batch, heads, padded, shape.head_dim)
-        self._loaded = self._rows(self.buffer)
+        heads, self._group_size = shape.num_kv_heads, shape.group_size
+        self._split = (batch, num_rows, heads, self._group_size, shape.head_dim)
+        self._real = num_rows * self._group_size
+        self.num_rows = -(-self._real // shape.multiple) * shape.multiple
+        self.queries = torch.zeros(batch * heads, self.num_rows, shape.head_dim, dtype=dtype)
+        self.mixed = torch.zeros_like(self.queries)
+        self._into, self._from = self._rows(self.queries), self._rows(self.mixed)
+        self._source = self._sink = self._into
 
     def _rows(self, by_head: torch.Tensor) -> torch.Tensor:
-        """[B * H, M, D] -> [B, H, n, G, D], a view without padding."""
+        """[B * H, M, D] -> [B, n, H, G, D], a view without padding."""
         batch, num_rows, heads, group, head_dim = self._split
-        real = by_head.view(self._by_head)[:, :, : self._real]
-        return real.view(batch, heads, num_rows, group, head_dim)
+        real = by_head.view(batch, heads, self.num_rows, head_dim)[:, :, : self._real]
+        return real.view(batch, heads, num_rows, group, head_dim).transpose(1, 2)
 
-    def load(self, queries: torch.Tensor) -> torch.Tensor:
-        """queries [B * n, A, D] -> [B * H, M, D]."""
-        self._loaded.copy_(queries.view(self._split).transpose(1, 2))
-        return self.buffer
+    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Where `load` reads from and `store` writes to, [B * n, A, D] each."""
+        self._source, self._sink = queries.view(self._split), out.view(self._split)
 
-    def collect(self, mixed: torch.Tensor, out: torch.Tensor) -> None:
-        """mixed [B * H * M, D] -> out [B * n, A, D]."""
-        out.view(self._split).copy_(self._rows(mixed).transpose(1, 2))
+    def load(self) -> None:
+        """Fill `queries`."""
+        self._into.copy_(self._source)
+
+    def store(self) -> None:
+        """Hand `mixed` out."""
+        self._sink.copy_(self._from)
 
     def by_row(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., n, x] -> [..., M, x]: each row for every query head of a group, then zeros."""
-        repeated = rows.repeat_interleave(self.group_size, dim=-2)
-        return functional.pad(repeated, (0, 0, 0, self._by_head[2] - repeated.shape[-2]))
+        repeated = rows.repeat_interleave(self._group_size, dim=-2)
+        return functional.pad(repeated, (0, 0, 0, self.num_rows - repeated.shape[-2]))
 
     def by_query_head(self, sinks: torch.Tensor) -> torch.Tensor:
         """[A] -> [B * H, M], the value of each query row's own head."""
         batch, num_rows, heads, group, _ = self._split
         rows = sinks.view(1, heads, 1, group).expand(batch, heads, num_rows, group)
         rows = rows.reshape(batch * heads, -1)
-        return functional.pad(rows, (0, self._by_head[2] - rows.shape[-1]))
+        return functional.pad(rows, (0, self.num_rows - rows.shape[-1]))
 
 
 def hide(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -95,20 +101,18 @@ def cap(scores: torch.Tensor, softcap: float | None) -> None:
         scores.div_(softcap).tanh_().mul_(softcap)
 
 
-def soften(scores: torch.Tensor, sinks: torch.Tensor | None, rows: HeadRows) -> torch.Tensor:
+def soften(
+    scores: torch.Tensor, sinks: torch.Tensor | None, rows: HeadRows, out: torch.Tensor
+) -> None:
     """Softmax over positions of scores [B * H, M, P]; sinks take their share and are dropped.
 
     The sink stands in a tile of its own behind the last one, so that it is added last whatever
     the number of masked tiles.
     """
     if sinks is None:
-        return torch.softmax(scores, dim=-1)
+        torch.softmax(scores, dim=-1, out=out)
+        return
     sink = scores.new_full((*scores.shape[:-1], TILE), _HIDDEN)
     sink[..., 0] = rows.by_query_head(sinks)
     weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)
-    return weights[..., : scores.shape[-1]].contiguous()
-
-
-def add_tiles(parts: torch.Tensor) -> torch.Tensor:
-    """[T, rows, D] -> [rows, D], in position order."""
-    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
+    out.copy_(weights[..., : scores.shape[-1]])

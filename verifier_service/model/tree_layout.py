@@ -47,7 +47,7 @@ class TreeGroup:
     """A branching span. Rows are adjacent in the flat batch from first_row on.
 
     prefix_tiles: whole tiles before the span, shared. num_keys: of the prefix and all nodes,
-    padded. slots: [num_keys], or None when first_slot is set. gather: [n, tail] the key (counted
+    padded with slot 0. slots: [num_keys]. gather: [n, tail] the key (counted
     from the tail's first) at each position of the node's tail, 0 where masked; mask: [n, tail] 0
     or -inf.
     """
@@ -58,9 +58,8 @@ class TreeGroup:
     positions: torch.Tensor
     prefix_tiles: int
     tail_tiles: int
-    first_slot: int | None
     num_keys: int
-    slots: torch.Tensor | None
+    slots: torch.Tensor
     gather: torch.Tensor
     mask: torch.Tensor
     pair_tiles: tuple[PairTile, ...]
@@ -81,9 +80,7 @@ def tree_group(span: Span, first_row: int, dtype: torch.dtype) -> TreeGroup:
     keys = _position_order(parents, positions - begin, rest, tail_tiles * TILE)
     key_slots = span.slots[begin : span.start + n]
     num_keys = -(-(span.start + n) // _ROUND) * _ROUND
-    slots = None
-    if span.first_slot is None:
-        slots = functional.pad(span.slots[: span.start + n], (0, num_keys - span.start - n))
+    slots = functional.pad(span.slots[: span.start + n], (0, num_keys - span.start - n))
     visible = torch.from_numpy(keys >= 0)
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
     pairs = _pairs(keys, parents, positions - begin, rest)
@@ -94,7 +91,6 @@ def tree_group(span: Span, first_row: int, dtype: torch.dtype) -> TreeGroup:
         positions=torch.from_numpy(positions),
         prefix_tiles=begin // TILE,
         tail_tiles=tail_tiles,
-        first_slot=span.first_slot,
         num_keys=num_keys,
         slots=slots,
         gather=torch.from_numpy(np.maximum(keys, 0)),

@@ -8,6 +8,7 @@ import torch
 from tests.unit.model.stepping import path_to, random_parents
 from verifier_service.model.attention import StepAttention
 from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
 from verifier_service.step import Span
 
@@ -28,7 +29,8 @@ class Bench:
         self.shape = AttentionShape(9, 3, 64, self.multiple)
         self.dtype = dtype
         self.scoring = scoring
-        self.keys, self.values = torch.randn(2, SLOTS + 64, 3, 64, generator=generator).to(dtype)
+        self.pool = Pool(1, SLOTS, 3, 64, dtype, {})
+        self.pool.kv.copy_(torch.randn(self.pool.kv.shape, generator=generator))
         self.queries = torch.randn(SLOTS + 64, 9, 64, generator=generator).to(dtype) / 8
 
     def run(self, spans: list[Span]) -> dict[int, torch.Tensor]:
@@ -36,8 +38,9 @@ class Bench:
         layout = lay_out(spans, self.multiple, self.dtype)
         queries = self.queries[layout.slots]
         out = torch.zeros_like(queries)
-        attention = StepAttention(layout, self.shape, self.dtype)
-        attention.attend(self.scoring, queries, self.keys, self.values, out)
+        attention = StepAttention(layout, self.shape, self.pool)
+        attention.bind(queries, out)
+        attention.attend(0, self.scoring)
         return dict(zip(layout.slots.tolist(), out, strict=True))
 
 
@@ -75,8 +78,7 @@ def test_nodes_of_a_tree_equal_their_paths(bench, start, scattered):
     slots = torch.cat([torch.arange(1, start + 1), torch.arange(2000, 2040)])
     if not scattered:
         shift = 2000 - start
-        bench.keys[shift:2000] = bench.keys[1 : start + 1].clone()
-        bench.values[shift:2000] = bench.values[1 : start + 1].clone()
+        bench.pool.move(torch.arange(1, start + 1), torch.arange(shift, 2000))
         slots = torch.arange(shift, 2040)
     first_slot = None if scattered else int(slots[0])
     together = bench.run([Span(1, (0,) * 40, start, slots, parents, 0, first_slot)])

@@ -8,6 +8,7 @@ import torch
 from tests.unit.model.stepping import path_to, random_parents
 from verifier_service.model.attention import StepAttention
 from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.kv import Pool
 from verifier_service.model.layout import BLOCK_ROWS, lay_out
 from verifier_service.model.reference import attend_span, visible_slots
 from verifier_service.step import Span
@@ -55,16 +56,19 @@ def spans_of(seed: int) -> list[Span]:
 def test_tiles_equal_the_plain_loops(scoring, alone):
     options = SCORINGS[scoring]
     generator = torch.Generator().manual_seed(3)
-    keys, values = torch.randn(2, SLOTS + 64, KV_HEADS, HEAD_DIM, generator=generator)
+    pool = Pool(1, SLOTS, KV_HEADS, HEAD_DIM, torch.float32, {})
+    pool.kv.copy_(torch.randn(pool.kv.shape, generator=generator))
+    keys, values = pool.kv[0].transpose(1, 2)
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 4)
     spans = spans_of(seed=4)
     for step in [[span] for span in spans] if alone else [spans]:
         layout = lay_out(step, 4, torch.float32)
         queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM, generator=generator)
         out = torch.zeros_like(queries)
-        attention = StepAttention(layout, shape, torch.float32)
+        attention = StepAttention(layout, shape, pool)
         scale = HEAD_DIM**-0.5
-        attention.attend(Scoring(**options), queries * scale, keys, values, out)
+        attention.bind(queries * scale, out)
+        attention.attend(0, Scoring(**options))
         for span, rows in zip(step, rows_by_span(layout.slots, step), strict=True):
             expected = attend_span(span, queries[rows], keys, values, scale, **options)
             torch.testing.assert_close(out[rows].double(), expected, rtol=1e-5, atol=1e-5)
