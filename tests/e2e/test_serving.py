@@ -1,9 +1,12 @@
 """HTTP in, tokens out, on a real local Ray: one text whatever drafts, a service that lives on."""
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import threading
+from contextlib import aclosing
 
 import httpx
 import openai
@@ -138,6 +141,8 @@ def test_bad_input_leaves_the_service_alive(live: LiveCluster) -> None:
             assert reply.status_code == status, body[:60]
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
             assert not any(leak in reply.text for leak in ("Traceback", "/work", ".py", "ray."))
+        endless = (b"x" * 65536 for _ in range(1600))
+        assert http.post("/v1/completions", content=endless).status_code == 413
         assert http.get("/v1/chat/completions").status_code == 405
         assert http.get("/nope").status_code == 404
     with live.client() as client:
@@ -177,6 +182,40 @@ def test_a_client_that_stops_waiting_frees_its_request(live: LiveCluster) -> Non
     with httpx.Client(base_url=live.url) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/completions", json=body, timeout=0.3)
     wait_for(lambda: live.statistic(running) == 0, "the request is gone", 15)
+
+
+def test_a_storm_of_cut_streams_leaves_nothing_behind(live: LiveCluster) -> None:
+    processes = live.replicas("ingress") | live.replicas("verifier")
+    chance = random.Random(0)
+
+    async def cut(client: AsyncOutriderClient, number: int, room: asyncio.Semaphore) -> None:
+        async with room:
+            stream = client.stream(
+                f"{PROMPT} {number}",
+                max_tokens=1500,
+                ignore_eos=True,
+                speculation={"mode": chance.choice(["auto", "off", "eagle3"])},
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(chance.uniform(0.0, 0.3)), aclosing(stream):
+                    async for _ in stream:
+                        pass
+
+    async def go() -> None:
+        room = asyncio.Semaphore(30)
+        async with AsyncOutriderClient(live.url) as client:
+            await asyncio.gather(*(cut(client, number, room) for number in range(150)))
+
+    with live.client() as client:
+        before = client.complete(PROMPT, **sampled(0.0))
+        asyncio.run(go())
+        wait_for(lambda: live.statistic("outrider_verifier_num_running") == 0, "rest", 60)
+        wait_for(lambda: live.statistic("outrider_verifier_num_waiting") == 0, "rest", 60)
+        for gauge in ("num_pages", "num_free_pages"):
+            assert live.statistic(f"outrider_verifier_{gauge}") == 2 * (8192 // 16)
+        assert live.statistic('vllm:num_requests_running{model_name="tiny"}') == 0
+        assert client.complete(PROMPT, **sampled(0.0)).token_ids == before.token_ids
+    assert processes == live.replicas("ingress") | live.replicas("verifier")
 
 
 def test_a_killed_drafter_changes_no_text_and_drafting_resumes(live: LiveCluster) -> None:
