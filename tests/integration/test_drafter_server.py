@@ -485,14 +485,3 @@ def test_wrong_configuration_ends_the_process_with_a_message(tmp_path):
     assert done.returncode == 2
     assert "width" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_target_digest_is_the_one_that_verifiers_report(tmp_path):
-    from protos.digest import directory_digest
-    from verifier_service.model.load import checkpoint_digest
-
-    (tmp_path / "config.json").write_text("{}")
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert directory_digest(tmp_path) == checkpoint_digest(tmp_path)

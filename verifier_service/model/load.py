@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from protos.digest import directory_digest
 from protos.errors import CheckpointError, ConfigError
 from verifier_service.model.decoder import (
     ATTENTION_NAME,
@@ -68,7 +69,7 @@ def load_target(
     matrices = [*decoder.matrices(), *(linear.matrices[0] for linear in own_taps.linears)]
     multiple, note = find_multiple(matrices, dtype)
     note = note or _expert_note(config)
-    digest = checkpoint_digest(directory)
+    digest = directory_digest(directory)
     facts = TargetFacts(
         name=directory.name,
         digest=digest,
@@ -97,16 +98,6 @@ def _checked(target: TransformersTarget) -> TransformersTarget:
     if not target.facts.invariant:
         logger.warning("target %s: %s", target.facts.name, target.facts.invariance_note)
     return target
-
-
-def checkpoint_digest(directory: Path) -> str:
-    """sha256 over config.json and the weight files, first 32 hex digits."""
-    digest = hashlib.sha256()
-    for file in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
-        digest.update(file.name.encode())
-        with file.open("rb") as data:
-            digest.update(hashlib.file_digest(data, "sha256").digest())
-    return digest.hexdigest()[:32]
 
 
 def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
