@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-import torch
 
 from drafter_service.build import build_drafter
 from drafter_service.config import DrafterLimits, DrafterSettings
