@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from cluster.http.limits import Limits
 from drafter_service.config import DrafterLimits, DrafterSettings
 from protos.errors import ConfigError
+from verifier_service.config import EMBEDDED, EngineSection
 
-EMBEDDED = "embedded"
 NGRAM = "ngram"
 _RESERVED = ("auto", "off")
 
@@ -52,25 +52,6 @@ class Placement(Section):
         if self.label_selector:
             options["label_selector"] = dict(self.label_selector)
         return options
-
-
-class EngineSection(Section):
-    """Bounds of the engine in each verifier replica. Lengths in tokens."""
-
-    page_size: Literal[1, 2, 4, 8, 16, 32, 64] = Field(default=64, description="Slots of a page.")
-    num_slots: int = Field(default=8192, ge=64, le=2**28, description="Token places of KV.")
-    max_tokens_per_step: int = Field(default=512, ge=4, le=2**20, description="Rows of a forward.")
-    max_prefill_chunk: int = Field(
-        default=256, ge=1, le=2**20, description="Rows that one prompt may take of a step."
-    )
-    max_running: int = Field(default=16, ge=1, le=4096, description="Requests in a step.")
-    max_queued: int = Field(default=256, ge=0, le=2**16, description="Requests that may wait.")
-    max_context: int | None = Field(
-        default=None, ge=16, le=2**24, description="Longest prompt plus answer; null: the target's."
-    )
-    max_draft_wait_s: float = Field(
-        default=0.5, gt=0, le=60, description="The longest that a step may wait for drafts."
-    )
 
 
 class VerifierSection(Section):

@@ -14,11 +14,14 @@ from cluster.config import NGRAM, ClusterConfig, DrafterEntry
 from drafter_service.config import DrafterSettings
 from protos.errors import ConfigError
 from protos.features import ProjectionSpec
+from verifier_service.config import EMBEDDED
 
 if TYPE_CHECKING:
     from drafter_service.server import DrafterServer
     from verifier_service.engine.drafting import DraftExchange
+    from verifier_service.engine.ports import RowReader
     from verifier_service.engine.service import EngineService
+    from verifier_service.step import TapSpec, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +63,20 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     Raises: CheckpointError, ConfigError, IncompatiblePair.
     """
-    from drafter_service.build import build_drafter
-    from protos.channel import Security
-    from protos.features import FeatureForm
-    from verifier_service.engine.draft_form import RowForm, TargetEnd
-    from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
+    from verifier_service.build import engine_settings
     from verifier_service.engine.loop import Engine
     from verifier_service.engine.rows import PagedRows
     from verifier_service.engine.service import EngineService
-    from verifier_service.engine.settings import EngineSettings
+    from verifier_service.model.embedded import default_cache_dir
     from verifier_service.model.load import load_target
     from verifier_service.model.target import ROW_DTYPES
     from verifier_service.planning.costs import VerifyCosts
     from verifier_service.planning.measure import load_or_measure
     from verifier_service.planning.planner import AdaptivePlanner
-    from verifier_service.step import TapSpec
 
     section = config.verifier
     target_dir = resolve_target(section.target)
-    specs = {s.digest: s for e in config.drafters if (s := projection_of(e)) is not None}
-    taps = [TapSpec(digest, spec.aux_layers, spec) for digest, spec in specs.items()]
+    taps = _taps(config)
     by_name = {row_dtype.value: dtype for dtype, row_dtype in ROW_DTYPES.items()}
     target = load_target(
         target_dir,
@@ -89,21 +86,44 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
         max_context=section.engine.max_context,
     )
     rows = PagedRows(target)
+    exchange = _exchange(target, taps, rows, token)
+    _add_local(exchange, config, target_dir)
+    planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
+    sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
+    return VerifierParts(EngineService(Engine(target, exchange, planner, sizes, rows)), exchange)
+
+
+def _taps(config: ClusterConfig) -> "list[TapSpec]":
+    """Rows to keep, one tap per checkpoint, whoever runs it."""
+    from verifier_service.step import TapSpec
+
+    specs = {s.digest: s for e in config.drafters if (s := projection_of(e)) is not None}
+    return [TapSpec(digest, spec.aux_layers, spec) for digest, spec in specs.items()]
+
+
+def _exchange(
+    target: "Target", taps: "list[TapSpec]", rows: "RowReader", token: str
+) -> "DraftExchange":
+    from protos.channel import Security
+    from verifier_service.engine.draft_form import TargetEnd
+    from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
+    from verifier_service.pairing import row_form
+
     facts = target.facts
-    forms = {
-        tap.key: RowForm(FeatureForm.FUSED, target.row_width(tap.key), facts.dtype, tap.key)
-        for tap in taps
-    }
+    forms = {tap.key: row_form(tap, target.row_width(tap.key), facts.dtype) for tap in taps}
     end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms)
-    exchange = DraftExchange(end, rows, ExchangeSettings(security=Security(token=token)))
+    return DraftExchange(end, rows, ExchangeSettings(security=Security(token=token)))
+
+
+def _add_local(exchange: "DraftExchange", config: ClusterConfig, target_dir: Path) -> None:
+    """`ngram`, and the drafters that are to run in this process."""
+    from drafter_service.build import build_drafter
+
     exchange.add_local(build_drafter(DrafterSettings(kind="ngram", name=NGRAM)), NGRAM)
     for entry in config.drafters:
         if entry.colocated:
             drafter = build_drafter(drafter_settings(entry, target_dir), target_dir)
             exchange.add_local(drafter, entry.name)
-    planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, _costs_dir())))
-    engine = Engine(target, exchange, planner, EngineSettings(**section.engine.model_dump()), rows)
-    return VerifierParts(EngineService(engine), exchange)
 
 
 def build_drafter_server(
@@ -132,18 +152,12 @@ def drafter_settings(entry: DrafterEntry, target_dir: Path) -> DrafterSettings:
     return entry.settings(str(target_dir), checkpoint)
 
 
-def _costs_dir() -> Path:
-    from verifier_service.model.embedded import default_cache_dir
-
-    return default_cache_dir()
-
-
 def resolve_target(target: str) -> Path:
     """The directory of a configured target; the embedded one is written when it is missing.
 
     Raises: ConfigError.
     """
-    if target == "embedded":
+    if target == EMBEDDED:
         from verifier_service.model.embedded import ensure_embedded_target
 
         return ensure_embedded_target()

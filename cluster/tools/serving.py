@@ -18,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from cluster.config import EMBEDDED, ClusterConfig, read_config
+from cluster.config import ClusterConfig, read_config
 from cluster.tools.validate import disk_faults
 from protos.errors import ConfigError
+from verifier_service.config import EMBEDDED
 
 _ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -10,8 +10,9 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from cluster.config import EMBEDDED, ClusterConfig, Placement, faults_of
+from cluster.config import ClusterConfig, Placement, faults_of
 from protos.errors import OutriderError
+from verifier_service.config import EMBEDDED
 
 
 def validate_files(paths: Sequence[Path]) -> int:

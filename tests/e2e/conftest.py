@@ -68,6 +68,13 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
                 "placement": small,
             },
             {
+                "name": "here",
+                "kind": "eagle3",
+                "checkpoint": str(head),
+                "dtype": "fp32",
+                "colocated": True,
+            },
+            {
                 "name": "scaled",
                 "kind": "ngram",
                 "idle_session_s": 2,

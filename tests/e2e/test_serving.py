@@ -27,6 +27,7 @@ MODES = [
     {"mode": "eagle3", "depth": 4},
     {"mode": "eagle3", "depth": 3, "width": 4, "nodes": 12},
     {"mode": "eagle3+ngram", "depth": 3, "width": 4, "nodes": 16},
+    {"mode": "here", "depth": 3, "width": 4, "nodes": 12},
     {"mode": "scaled", "depth": 4},
 ]
 
@@ -53,7 +54,7 @@ def test_same_text_with_any_drafter(live: LiveCluster, temperature: float) -> No
             assert drafted.token_ids == plain.token_ids, mode
             assert drafted.text == plain.text
             assert drafted.fingerprint == plain.fingerprint
-            if mode["mode"].startswith("eagle3"):
+            if mode["mode"].startswith(("eagle3", "here")):
                 assert drafted.usage.num_accepted + drafted.usage.num_rejected > 0
 
 

@@ -14,7 +14,7 @@ BAD: list[tuple[dict, str]] = [
     ({"verifier": {"num_thread": 1}}, "verifier.num_thread"),
     ({"verifier": {"replicas": 0}}, "verifier.replicas"),
     ({"verifier": {"dtype": "fp8"}}, "verifier.dtype"),
-    ({"verifier": {"engine": {"page_size": 5}}}, "verifier.engine.page_size"),
+    ({"verifier": {"engine": {"page_size": 0}}}, "verifier.engine.page_size"),
     ({"verifier": {"engine": {"max_draft_wait_s": -1}}}, "verifier.engine.max_draft_wait_s"),
     ({"verifier": {"placement": {"num_gpus": -1}}}, "verifier.placement.num_gpus"),
     ({"drafters": [{"name": "a", "kind": "nope"}]}, "drafters.0.kind"),
