@@ -24,6 +24,10 @@ VERIFIER = "verifier"
 _SPARE_PLACES = 32
 """Calls beside generations: descriptions, health, metrics, and refusals that carry a reason."""
 
+_MAX_BURST = 4
+"""Requests that may stand before the ingress, in multiples of those it serves: they wait only to
+be refused in OpenAI's shape. Serve itself refuses what comes beyond."""
+
 _QUIET = {"enable_access_log": False}
 
 
@@ -66,7 +70,8 @@ def _ingress(config: ClusterConfig, verifier: Application) -> Application:
         num_replicas=http.replicas,
         # The ingress refuses on its own, in OpenAI's shape, before Serve would.
         max_ongoing_requests=http.max_requests + _SPARE_PLACES,
-        max_queued_requests=http.max_requests,
+        max_queued_requests=_MAX_BURST * http.max_requests,
+        backpressure_config={"retry_after_s": http.retry_after_s},
         graceful_shutdown_timeout_s=http.drain_s,
         ray_actor_options=_actor_options(http.placement, num_threads=1),
         logging_config=_QUIET,
