@@ -80,7 +80,7 @@ class _Norm:
         # 1 / sqrt(mean of squares + eps)
         shrink = torch.addcmul(self._eps, size, size, value=self._share).rsqrt_()
         out = torch.empty_like(x) if out is None else out
-        return torch.mul(wide.mul_(shrink), self._weight, out=out)
+        return out.copy_(wide.mul_(shrink).mul_(self._weight))
 
 
 @dataclass(frozen=True, slots=True)
