@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protos.errors import OutriderError
-from verifier_service.config import VerifierSettings, load_settings, parse_settings, split_address
+from verifier_service.config import (
+    THREAD_WAITING,
+    VerifierSettings,
+    load_settings,
+    parse_settings,
+    split_address,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: VerifierSettings, ready_file: Path | None) -> None:
     host, port = split_address(settings.listen)
-    # Idle OpenMP threads spin by default and starve everything else on the machine; the policy is
-    # read when torch is first imported, which is below.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read when torch is first imported, which is below.
+    for name, value in THREAD_WAITING.items():
+        os.environ.setdefault(name, value)
     from verifier_service.build import build_verifier, security_of
     from verifier_service.metrics import snapshot
     from verifier_service.server import GenerationServer

@@ -11,12 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ENVIRONMENT = {
-    # Workers that sleep between a step's few hundred parallel regions cost a third of the step in
-    # wake-ups; workers that spin for ever starve the neighbours. This is about 40 us of spinning.
-    "GOMP_SPINCOUNT": "3000",
-    "HF_HUB_OFFLINE": "1",
-}
+from verifier_service.config import THREAD_WAITING
+
+_ENVIRONMENT = THREAD_WAITING | {"HF_HUB_OFFLINE": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from cluster.config import ClusterConfig, DrafterEntry, Placement, SecuritySecti
 from cluster.fleet.autoscaling import DrafterPolicy
 from cluster.fleet.deployments import DrafterDeployment, IngressDeployment, VerifierDeployment
 from protos.errors import ConfigError
+from verifier_service.config import THREAD_WAITING
 
 APP_NAME = "outrider"
 INGRESS = "ingress"
@@ -139,5 +140,5 @@ def _drafter(config: ClusterConfig, entry: DrafterEntry, token: str) -> Applicat
 def _actor_options(placement: Placement, num_threads: int) -> dict[str, object]:
     """Ray's options. Ray would set OMP_NUM_THREADS to the whole CPUs reserved; idle OpenMP
     threads would spin and starve the other service."""
-    threads = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "passive"}
+    threads = {"OMP_NUM_THREADS": str(num_threads)} | THREAD_WAITING
     return placement.ray_options() | {"runtime_env": {"env_vars": threads}}

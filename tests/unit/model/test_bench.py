@@ -1,4 +1,4 @@
-"""`outrider bench engine` measures a real engine and writes what the issue's keys name."""
+"""`outrider bench engine` measures a real engine and writes the documented keys."""
 
 import json
 
@@ -14,6 +14,7 @@ SCALARS = ("chain16_over_1", "chain32_over_1", "tree16_over_1", "tree32_over_1")
 def environment(monkeypatch):
     """What main would set for its own process stays in this test."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "3000")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
