@@ -12,7 +12,13 @@ import torch
 from drafter_service.training.batches import Batch, epoch_batches, load_batch
 from drafter_service.training.choices import is_greedy, read_choices
 from drafter_service.training.features import FeatureStore
-from drafter_service.training.records import Record, Split, read_records, split_records
+from drafter_service.training.records import (
+    Record,
+    Split,
+    read_records,
+    split_records,
+    without_shared_prompts,
+)
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.vocab import DraftVocab, choose_draft_vocab
 
@@ -27,7 +33,8 @@ class Data:
         self.records: list[Record] = read_records(settings.answers)
         self.store = FeatureStore(settings.features)
         self.choices = read_choices(self.records, settings.features / CHOICES_NAME)
-        self.split: Split = split_records(len(self.records), settings.held_out_share, settings.seed)
+        split = split_records(len(self.records), settings.held_out_share, settings.seed)
+        self.split: Split = without_shared_prompts(self.records, split)
         self.target_config = json.loads((settings.target / "config.json").read_text())
         self._settings = settings
         self._layers = settings.head.aux_layers

@@ -82,6 +82,20 @@ def split_records(num_records: int, held_out_share: float, seed: int) -> Split:
     )
 
 
+def without_shared_prompts(records: Sequence[Record], split: Split) -> Split:
+    """The same training records; held out only those whose prompt training never shows.
+
+    A prompt may have been answered more than once, and a second answer is no unseen text.
+    """
+    shown = {_prompt(records[index]) for index in split.train}
+    unseen = tuple(index for index in split.held_out if _prompt(records[index]) not in shown)
+    return Split(train=split.train, held_out=unseen)
+
+
+def _prompt(record: Record) -> bytes:
+    return record.ids[: record.prompt_len].tobytes()
+
+
 def _hash(index: int, seed: int) -> str:
     return hashlib.sha256(f"{seed}:{index}".encode()).hexdigest()
 

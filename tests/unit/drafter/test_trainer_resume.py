@@ -1,11 +1,13 @@
 """The trainer learns, and continues from its checkpoint as if it had never stopped."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from drafter_service.training.batches import epoch_batches
 from drafter_service.training.evaluate import evaluate, replay_chains
-from drafter_service.training.records import split_records
+from drafter_service.training.records import Split, split_records, without_shared_prompts
 from drafter_service.training.schedule import DeadlineSchedule, StepSchedule
 from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
 from drafter_service.training.vocab import choose_draft_vocab, draft_index
@@ -87,6 +89,12 @@ def test_the_split_is_a_function_of_index_and_seed():
     assert split == split_records(100, 0.1, seed=3) != split_records(100, 0.1, seed=4)
     assert len(split.held_out) == 10
     assert not set(split.held_out) & set(split.train)
+
+
+def test_a_prompt_answered_twice_is_not_held_out_when_training_shows_it():
+    twin = replace(RECORDS[0], index=12)
+    split = Split(train=(0, 1, 2), held_out=(5, 12))
+    assert without_shared_prompts([*RECORDS, twin], split) == Split(train=(0, 1, 2), held_out=(5,))
 
 
 def test_draft_vocabulary_keeps_frequent_ids_and_fills_with_the_lowest():
