@@ -27,7 +27,7 @@ from protos.exchange import Plan, PlanKind
 from protos.generation import GenerationRequest, RunCounts, Speculation, SpeculationMode
 from protos.params import SamplingParams
 
-_TREE: Final = Plan(PlanKind.TREE, depth=6, width=8, nodes=31)
+_TREE: Final = Plan(PlanKind.TREE, depth=6, width=10, nodes=31)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from verifier_service.planning.prospects import (
     width_limit,
 )
 
-DEFAULT_TREE: Final = Plan(PlanKind.TREE, depth=6, width=8, nodes=31)
+DEFAULT_TREE: Final = Plan(PlanKind.TREE, depth=6, width=10, nodes=31)
 _LOOKUP_DEPTH: Final = 8
 
 
