@@ -51,8 +51,9 @@ async def _serve(settings: VerifierSettings, ready_file: Path | None) -> None:
     from verifier_service.build import build_verifier, security_of
     from verifier_service.metrics import snapshot
     from verifier_service.server import GenerationServer
+    from verifier_service.threads import in_passing_thread
 
-    parts = await asyncio.to_thread(build_verifier, settings)
+    parts = await in_passing_thread(build_verifier, settings)
     parts.service.start()
     server = GenerationServer(parts.service, security_of(settings), host, port)
     try:

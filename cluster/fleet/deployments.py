@@ -31,6 +31,7 @@ from cluster.http.text import load_text
 from protos.errors import InvalidRequest, OutriderError, Overloaded, PeerUnavailable
 from protos.exchange import DrafterLoad
 from protos.generation import GenerationRequest
+from verifier_service.threads import in_passing_thread
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class VerifierDeployment:
         self, config: ClusterConfig, token: str, drafters: dict[str, Any]
     ) -> None:
         join_serve_logs()
-        parts = await asyncio.to_thread(build_verifier, config, token)
+        parts = await in_passing_thread(build_verifier, config, token)
         self._service, self._exchange = parts.service, parts.exchange
         self._names = [NGRAM, *(e.name for e in config.drafters)]
         self._local = {NGRAM, *(e.name for e in config.drafters if e.colocated)}
