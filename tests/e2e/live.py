@@ -47,6 +47,14 @@ class LiveCluster:
                 continue
         return found
 
+    def busiest(self, deployment: str, over_s: float = 0.3) -> int:
+        """The replica that computes most just now: one that has requests, where any has."""
+        processes = [psutil.Process(pid) for pid in self.replicas(deployment)]
+        before = [process.cpu_times().user for process in processes]
+        time.sleep(over_s)
+        used = [p.cpu_times().user - start for p, start in zip(processes, before, strict=True)]
+        return processes[used.index(max(used))].pid
+
     def stop(self) -> int:
         """Ctrl-C; the exit status."""
         self.process.send_signal(signal.SIGINT)
