@@ -13,7 +13,9 @@ import torch
 
 from protos.errors import ConfigError
 from verifier_service.data.answer import answer_all
+from verifier_service.data.answers_file import read_answers
 from verifier_service.data.chat import Chat
+from verifier_service.data.compose import compose, load_templates, write_prompts
 from verifier_service.data.conversations import Sampler, read_conversations
 from verifier_service.data.synthesise import synthesise
 from verifier_service.engine.draft_form import TargetEnd
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     directory = ensure_embedded_target() if args.target == "embedded" else Path(args.target)
     chat = Chat(directory)
+    if args.command == "compose":
+        return _compose(args, chat)
     sampler = Sampler(tuple(args.temperatures), args.top_k, args.max_new, args.seed)
     if args.command == "answer":
         conversations = read_conversations(args.prompts, args.limit)
@@ -50,6 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine.close()
     meter.close()
     print(f"{args.out}: {total} {'records' if args.command == 'answer' else 'turns'}")
+    return 0
+
+
+def _compose(args: argparse.Namespace, chat: Chat) -> int:
+    answers = [answer for path in args.texts for answer in read_answers(path)[1]]
+    texts = [chat.text(answer.answer_ids).strip() for answer in answers]
+    prompts = compose(load_templates(args.templates), dict(args.count), texts, args.seed)
+    write_prompts(prompts, args.out)
+    print(f"{args.out}: {len(prompts)} prompts")
     return 0
 
 
@@ -110,6 +123,17 @@ def _parser() -> argparse.ArgumentParser:
     answer.add_argument("--limit", type=int, default=None, help="conversations to answer")
     own = commands.add_parser("synthesise", help="the target writes user turns of its own")
     own.add_argument("--count", type=int, required=True, help="turns the file shall hold")
+    made = commands.add_parser("compose", help="prompts from templates and the target's own texts")
+    made.add_argument("templates", type=Path, help="YAML with lists and templates")
+    made.add_argument(
+        "--count", type=_count, nargs="+", required=True, help="kind=number, one or more"
+    )
+    made.add_argument(
+        "--texts", type=Path, nargs="*", default=[], help="answers files that fill {text}"
+    )
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--target", default="embedded", help="directory, or `embedded`")
+    made.add_argument("--seed", type=int, default=0)
     for command, max_new, temperatures in ((answer, 256, "0,0,0.7,1"), (own, 192, "1")):
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--target", default="embedded", help="directory, or `embedded`")
@@ -121,6 +145,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--threads", type=int, default=None)
         command.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16")
     return parser
+
+
+def _count(text: str) -> tuple[str, int]:
+    kind, _, number = text.partition("=")
+    if not kind or not number.isdecimal() or int(number) < 1:
+        raise ConfigError(f"a count is kind=number, not {text!r}")
+    return kind, int(number)
 
 
 def _temperatures(text: str) -> list[float]:
