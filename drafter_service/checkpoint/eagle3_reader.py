@@ -12,7 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from drafter_service.checkpoint.describe import CheckpointDescription, describe
+from drafter_service.checkpoint.describe import describe
+from drafter_service.checkpoint.description import CheckpointDescription
+from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.head import Eagle3Head
 from protos.errors import CheckpointError
 
@@ -34,7 +36,7 @@ def read_eagle3_head(
     with torch.device("meta"):
         head = Eagle3Head(config)
     weights = {ours: _read(directory, described, name) for ours, name in described.names.items()}
-    if not described.has_embedding:
+    if not described.own_embedding:
         weights["embed_tokens.weight"] = _shared_embedding(
             config.vocab_size, config.hidden_size, target_embedding_VC
         )
@@ -48,7 +50,7 @@ def read_eagle3_head(
     return head.eval().requires_grad_(False)
 
 
-def read_target_ids(directory: Path, described: CheckpointDescription) -> Tensor:
+def read_target_ids(directory: Path, described: CheckpointDescription[Eagle3Config]) -> Tensor:
     """[W] target id of every draft id: i + d2t[i], or the identity; checked against t2d."""
     config = described.config
     ids_W = torch.arange(config.draft_vocab_size)
@@ -81,7 +83,7 @@ def _shared_embedding(vocab_size: int, hidden: int, target_VC: Tensor | None) ->
     return target_VC
 
 
-def _read(directory: Path, described: CheckpointDescription, name: str) -> Tensor:
+def _read(directory: Path, described: CheckpointDescription[Eagle3Config], name: str) -> Tensor:
     with safe_open(directory / described.tensors[name].file, framework="pt") as stream:
         tensor: Tensor = stream.get_tensor(name)
     return tensor

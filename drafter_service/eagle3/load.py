@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
-from drafter_service.checkpoint.describe import CheckpointDescription, describe
+from drafter_service.checkpoint.describe import describe, target_layers
+from drafter_service.checkpoint.description import CheckpointDescription
 from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
-from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.config import DrafterSettings
+from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.drafter import Eagle3
 from drafter_service.feature_head import HeadSession
 from drafter_service.service import SessionDrafter
@@ -36,8 +37,7 @@ def load_eagle3(
     embedding: torch.Tensor | None = None
     target_digest = ""
     if target_dir is not None:
-        layers = read_json(target_dir / "config.json").get("num_hidden_layers")
-        num_layers = int(layers) if layers is not None else None
+        num_layers = target_layers(target_dir)
         embedding = read_target_weights(target_dir).embed_tokens
         target_digest = directory_digest(target_dir)
     described = describe(directory, num_layers)
@@ -66,7 +66,9 @@ def checkpoint_dir(checkpoint: str) -> Path:
     return directory
 
 
-def _check_pair(described: CheckpointDescription, embedding: torch.Tensor | None) -> None:
+def _check_pair(
+    described: CheckpointDescription[Eagle3Config], embedding: torch.Tensor | None
+) -> None:
     """A target of another shape cannot belong to this head, whatever its rows would say."""
     config = described.config
     expected = (config.vocab_size, config.target_hidden_size)
@@ -87,7 +89,7 @@ def _device(name: str) -> torch.device:
 
 def _capabilities(
     settings: DrafterSettings,
-    described: CheckpointDescription,
+    described: CheckpointDescription[Eagle3Config],
     incarnation: int,
     target_digest: str,
 ) -> Capabilities:
@@ -102,9 +104,9 @@ def _capabilities(
         aux_layers=config.aux_layers,
         raw_width=config.feature_size,
         fused_width=config.hidden_size,
-        projection=Projection(
-            projection.fc, projection.norms, projection.norm_eps, projection.norm_form
-        ),
+        projection=None
+        if projection is None
+        else Projection(projection.fc, projection.norms, projection.norm_eps, projection.norm_form),
         vocab_size=config.vocab_size,
         max_context=limits.max_context,
         max_sessions=limits.max_sessions,

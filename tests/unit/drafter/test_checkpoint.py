@@ -95,7 +95,7 @@ def test_digest_changes_with_any_weight(written):
 
 def test_the_embedding_must_come_from_somewhere_and_fit(written):
     directory, _ = written
-    assert not describe(directory).has_embedding
+    assert not describe(directory).own_embedding
     with pytest.raises(CheckpointError, match="embed_tokens"):
         read_eagle3_head(directory)
     with pytest.raises(CheckpointError, match="target embedding"):
@@ -188,6 +188,6 @@ def test_shipped_heads_are_small_and_readable(directory):
     described = describe(directory)
     size = sum(path.stat().st_size for path in directory.iterdir())
     assert size <= 25_000_000
-    assert not described.has_embedding
+    assert not described.own_embedding
     provenance = json.loads((directory / "provenance.json").read_text())
     assert provenance["held_out"]["chain_tau"] > 1.0

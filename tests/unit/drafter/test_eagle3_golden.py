@@ -35,7 +35,7 @@ REFUSED = {
     "eagle3_speculators_two_layers": "several layers",
     "eagle3_deepspec_two_layers_train_only": "several layers",
     "eagle3_speculators_sliding_window": "sliding-window",
-    "eagle1_safeailab_bias": "not an EAGLE-3 config",
+    "eagle1_safeailab_bias": "no drafter",
 }
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="shared/golden/eagle is not here")
