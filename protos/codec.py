@@ -47,6 +47,7 @@ from protos.parts_codec import (
     known,
     micros,
 )
+from protos.sparse_codec import decode_q, encode_q
 from protos.tree import CandidateTree
 
 _FLOAT16_MAX: Final = 65504.0
@@ -288,6 +289,7 @@ def _encode_result(result: DraftResult) -> pb.DraftResult:
         ),
         ranked=[pb.RankedIds(ids=ids[:MAX_RANKED_IDS]) for ids in result.ranked_ids],
         detail=result.detail[:MAX_TEXT],
+        q=encode_q(result.q),
     )
 
 
@@ -311,6 +313,7 @@ def _decode_result(entry: pb.DraftResult, limits: Limits) -> DraftResult:
         tree=tree,
         ranked_ids=tuple(check_ids("ranked ids", ranked.ids, limits) for ranked in entry.ranked),
         detail=check_text("detail", entry.detail),
+        q=decode_q(entry.q, tree, limits),
     )
 
 

@@ -50,6 +50,7 @@ def encode_description(capabilities: Capabilities, load: DrafterLoad) -> pb.Desc
             up_s=load.up_s,
             num_rounds=load.num_rounds,
         ),
+        gives_q=capabilities.gives_q,
     )
 
 
@@ -75,6 +76,7 @@ def decode_description(message: pb.DescribeResponse) -> tuple[Capabilities, Draf
         max_width=message.max_width,
         max_nodes=message.max_nodes,
         protocol_version=message.protocol_version,
+        gives_q=message.gives_q,
     )
     return capabilities, _decode_load(message.load)
 

@@ -15,6 +15,12 @@ class PlanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_KIND_TREE: _ClassVar[PlanKind]
     PLAN_KIND_BLOCK: _ClassVar[PlanKind]
 
+class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_UNSPECIFIED: _ClassVar[Acceptance]
+    ACCEPTANCE_EXACT: _ClassVar[Acceptance]
+    ACCEPTANCE_REJECTION: _ClassVar[Acceptance]
+
 class FeatureForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FEATURE_FORM_UNSPECIFIED: _ClassVar[FeatureForm]
@@ -41,6 +47,9 @@ PLAN_KIND_NONE: PlanKind
 PLAN_KIND_CHAIN: PlanKind
 PLAN_KIND_TREE: PlanKind
 PLAN_KIND_BLOCK: PlanKind
+ACCEPTANCE_UNSPECIFIED: Acceptance
+ACCEPTANCE_EXACT: Acceptance
+ACCEPTANCE_REJECTION: Acceptance
 FEATURE_FORM_UNSPECIFIED: FeatureForm
 FEATURE_FORM_NONE: FeatureForm
 FEATURE_FORM_RAW: FeatureForm
@@ -62,7 +71,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "kind", "name", "incarnation", "plan_kinds", "digest", "target_digest", "aux_layers", "raw_width", "fused_width", "projection", "vocab_size", "max_context", "max_sessions", "max_depth", "max_width", "max_nodes", "load")
+    __slots__ = ("protocol_version", "kind", "name", "incarnation", "plan_kinds", "digest", "target_digest", "aux_layers", "raw_width", "fused_width", "projection", "vocab_size", "max_context", "max_sessions", "max_depth", "max_width", "max_nodes", "load", "gives_q")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +90,7 @@ class DescribeResponse(_message.Message):
     MAX_WIDTH_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    GIVES_Q_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     kind: str
     name: str
@@ -99,7 +109,8 @@ class DescribeResponse(_message.Message):
     max_width: int
     max_nodes: int
     load: Load
-    def __init__(self, protocol_version: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., plan_kinds: _Optional[_Iterable[_Union[PlanKind, str]]] = ..., digest: _Optional[str] = ..., target_digest: _Optional[str] = ..., aux_layers: _Optional[_Iterable[int]] = ..., raw_width: _Optional[int] = ..., fused_width: _Optional[int] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_width: _Optional[int] = ..., max_nodes: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    gives_q: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., plan_kinds: _Optional[_Iterable[_Union[PlanKind, str]]] = ..., digest: _Optional[str] = ..., target_digest: _Optional[str] = ..., aux_layers: _Optional[_Iterable[int]] = ..., raw_width: _Optional[int] = ..., fused_width: _Optional[int] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_width: _Optional[int] = ..., max_nodes: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., gives_q: bool = ...) -> None: ...
 
 class Projection(_message.Message):
     __slots__ = ("fc", "norms", "norm_eps", "norm_form")
@@ -186,7 +197,7 @@ class SessionOpen(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., form: _Optional[_Union[FeatureForm, str]] = ..., width: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos", "acceptance")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +206,7 @@ class Sampling(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -203,7 +215,8 @@ class Sampling(_message.Message):
     max_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+    acceptance: Acceptance
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., acceptance: _Optional[_Union[Acceptance, str]] = ...) -> None: ...
 
 class FeatureRows(_message.Message):
     __slots__ = ("start", "count", "width", "dtype", "data")
@@ -232,7 +245,7 @@ class DraftReply(_message.Message):
     def __init__(self, step: _Optional[int] = ..., results: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., queue_us: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class DraftResult(_message.Message):
-    __slots__ = ("session_id", "incarnation", "base_len", "status", "held_tokens", "held_rows", "tree", "ranked", "detail")
+    __slots__ = ("session_id", "incarnation", "base_len", "status", "held_tokens", "held_rows", "tree", "ranked", "detail", "q")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +255,7 @@ class DraftResult(_message.Message):
     TREE_FIELD_NUMBER: _ClassVar[int]
     RANKED_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     incarnation: int
     base_len: int
@@ -251,7 +265,16 @@ class DraftResult(_message.Message):
     tree: Tree
     ranked: _containers.RepeatedCompositeFieldContainer[RankedIds]
     detail: str
-    def __init__(self, session_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., base_len: _Optional[int] = ..., status: _Optional[_Union[DraftStatus, str]] = ..., held_tokens: _Optional[int] = ..., held_rows: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., ranked: _Optional[_Iterable[_Union[RankedIds, _Mapping]]] = ..., detail: _Optional[str] = ...) -> None: ...
+    q: _containers.RepeatedCompositeFieldContainer[SparseQ]
+    def __init__(self, session_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., base_len: _Optional[int] = ..., status: _Optional[_Union[DraftStatus, str]] = ..., held_tokens: _Optional[int] = ..., held_rows: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., ranked: _Optional[_Iterable[_Union[RankedIds, _Mapping]]] = ..., detail: _Optional[str] = ..., q: _Optional[_Iterable[_Union[SparseQ, _Mapping]]] = ...) -> None: ...
+
+class SparseQ(_message.Message):
+    __slots__ = ("ids", "weights")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    weights: bytes
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[bytes] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores")

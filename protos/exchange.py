@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from protos.features import DType, FeatureForm, FeatureRows
 from protos.params import SamplingParams
+from protos.sparse import SparseQ
 from protos.tree import CandidateTree
 
 PROTOCOL_VERSION = 1
@@ -90,7 +91,8 @@ class DraftResult:
     """The answer to one DraftWork, for the prefix of `base_len` tokens.
 
     ranked_ids: per depth of the best path, the drafter's best ids there in falling order: the
-    planner's evidence (reference/disagg.md 2.2).
+    planner's evidence (reference/disagg.md 2.2). q: for acceptance: rejection, what each token of
+    the chain was sampled from.
     """
 
     session_id: int
@@ -102,6 +104,7 @@ class DraftResult:
     tree: CandidateTree = field(default_factory=CandidateTree)
     ranked_ids: tuple[tuple[int, ...], ...] = ()
     detail: str = ""
+    q: tuple[SparseQ, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,8 @@ class Capabilities:
 
     `digest` identifies the checkpoint, `target_digest` the target it was loaded beside (empty:
     needs none). `incarnation` changes with every start of the process. raw_width / fused_width
-    are 0 where that form is not taken.
+    are 0 where that form is not taken. gives_q: chains can be sampled from a sparse q that comes
+    with them.
     """
 
     kind: str
@@ -165,6 +169,7 @@ class Capabilities:
     max_width: int = 0
     max_nodes: int = 0
     protocol_version: int = PROTOCOL_VERSION
+    gives_q: bool = False
 
 
 @dataclass(frozen=True, slots=True)

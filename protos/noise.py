@@ -11,6 +11,7 @@ int64 shift is arithmetic, so every right shift is masked; products wrap as in t
 This is the one file of `protos` that needs torch; the ingress never imports it.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -97,3 +98,21 @@ def gumbel(
     )
     ids = token_ids if token_ids.dim() == 2 else token_ids.unsqueeze(0)
     return gumbel_from_bits(noise_bits_tensor(keys.unsqueeze(1), ids))
+
+
+def uniform(seed: int, purpose: Purpose, position: int) -> float:
+    """One draw in (0, 1), float64: the coin of a position."""
+    bits = noise_bits(seed, purpose, position, 0) >> 11
+    return min((bits + 0.5) * 2.0**-53, 1.0 - 2.0**-53)
+
+
+def draw(
+    seed: int, purpose: Purpose, position: int, ids: Sequence[int], weights: Sequence[float]
+) -> int:
+    """The index drawn with probability weight / sum of weights; weights are above 0.
+
+    argmax of log weight + gumbel(seed, position, id), on the CPU: both ends of the wire compute
+    it. A tie goes to the lower index.
+    """
+    noise_1N = gumbel(seed, purpose, torch.tensor([position]), torch.tensor(list(ids)))
+    return int((torch.tensor(list(weights), dtype=torch.float64).log() + noise_1N[0]).argmax())

@@ -4,6 +4,7 @@ Checked once, on construction. Knows no model: vocabulary bounds are checked by 
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from protos.errors import InvalidRequest
@@ -21,13 +22,23 @@ def _require(ok: bool, param: str, expected: str, value: object) -> None:
         raise InvalidRequest(f"{param} must be {expected}, not {value!r}", param)
 
 
+class Acceptance(StrEnum):
+    """How a draft becomes text."""
+
+    EXACT = "exact"
+    """Sample, then walk: the text is a function of prefix, values and seed (laws 1 and 2)."""
+    REJECTION = "rejection"
+    """The papers' rule, min(1, p/q): keeps the distribution, not the text."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's choice is drawn (design 4).
 
     temperature 0..2 (below GREEDY_BELOW: argmax); top_k 0 = off; top_p in (0, 1]; min_p in
     [0, 1]; seed any int64; max_tokens >= 1 counts output tokens, EOS included; ignore_eos lifts
-    the model's own ends, never the caller's stop_token_ids.
+    the model's own ends, never the caller's stop_token_ids. acceptance: only ever what the caller
+    asked for.
     """
 
     temperature: float = 1.0
@@ -38,6 +49,7 @@ class SamplingParams:
     max_tokens: int = 16
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    acceptance: Acceptance = Acceptance.EXACT
 
     def __post_init__(self) -> None:
         t = self.temperature
@@ -61,3 +73,8 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the choice is the argmax."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def uses_rejection(self) -> bool:
+        """True when drafts are sampled and tested against their q; an argmax needs no coin."""
+        return self.acceptance is Acceptance.REJECTION and not self.greedy

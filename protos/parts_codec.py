@@ -12,7 +12,7 @@ from protos.errors import MalformedRows, ProtocolError, VersionMismatch
 from protos.exchange import PROTOCOL_VERSION, DraftStatus, Plan, PlanKind
 from protos.features import DType, FeatureForm, FeatureRows
 from protos.limits import Limits, check_count, check_ids, check_row_shape
-from protos.params import MAX_STOP_TOKEN_IDS, SamplingParams
+from protos.params import MAX_STOP_TOKEN_IDS, Acceptance, SamplingParams
 
 KINDS: Final = {
     PlanKind.NONE: pb.PLAN_KIND_NONE,
@@ -35,6 +35,14 @@ STATUSES: Final = {
     DraftStatus.LOST: pb.DRAFT_STATUS_LOST,
     DraftStatus.NOT_READY: pb.DRAFT_STATUS_NOT_READY,
     DraftStatus.REFUSED: pb.DRAFT_STATUS_REFUSED,
+}
+ACCEPTANCES: Final = {
+    Acceptance.EXACT: pb.ACCEPTANCE_EXACT,
+    Acceptance.REJECTION: pb.ACCEPTANCE_REJECTION,
+}
+ACCEPTANCE_OF: Final[dict[int, Acceptance]] = {
+    pb.ACCEPTANCE_UNSPECIFIED: Acceptance.EXACT,
+    **{wire: acceptance for acceptance, wire in ACCEPTANCES.items()},
 }
 KIND_OF: Final[dict[int, PlanKind]] = {wire: kind for kind, wire in KINDS.items()}
 FORM_OF: Final[dict[int, FeatureForm]] = {wire: form for form, wire in FORMS.items()}
@@ -94,6 +102,7 @@ def encode_sampling(params: SamplingParams) -> pb.Sampling:
         max_tokens=params.max_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        acceptance=ACCEPTANCES[params.acceptance],
     )
 
 
@@ -109,6 +118,7 @@ def decode_sampling(message: pb.Sampling, limits: Limits) -> SamplingParams:
         max_tokens=message.max_tokens,
         stop_token_ids=check_ids("stop_token_ids", message.stop_token_ids, limits),
         ignore_eos=message.ignore_eos,
+        acceptance=known(ACCEPTANCE_OF, "acceptance", message.acceptance),
     )
 
 

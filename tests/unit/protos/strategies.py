@@ -26,8 +26,9 @@ from protos.generation import (
     TokenRun,
 )
 from protos.limits import Limits
-from protos.params import SEED_MAX, SEED_MIN, SamplingParams
-from protos.tree import CandidateTree
+from protos.params import SEED_MAX, SEED_MIN, Acceptance, SamplingParams
+from protos.sparse import SparseQ
+from protos.tree import CandidateTree, chain
 
 VOCAB = 50
 WIDTH = 3
@@ -62,6 +63,7 @@ def params() -> st.SearchStrategy[SamplingParams]:
         max_tokens=st.integers(1, 2**31 - 1),
         stop_token_ids=st.lists(tokens, max_size=4).map(tuple),
         ignore_eos=st.booleans(),
+        acceptance=st.sampled_from(list(Acceptance)),
     )
 
 
@@ -100,6 +102,20 @@ def trees(draw: st.DrawFn, max_nodes: int = 12, max_depth: int = 6) -> Candidate
 
 
 @st.composite
+def sampled_chains(draw: st.DrawFn) -> tuple[CandidateTree, tuple[SparseQ, ...]]:
+    """A chain and the q of each of its tokens, weights exact in float16."""
+    q: list[SparseQ] = []
+    drawn: list[int] = []
+    for _ in range(draw(st.integers(0, 6))):
+        ids = draw(st.lists(tokens, min_size=1, max_size=8, unique=True))
+        weight = st.floats(2.0**-24, 1, width=16)
+        weights = draw(st.lists(weight, min_size=len(ids), max_size=len(ids)))
+        q.append(SparseQ(tuple(ids), tuple(weights)))
+        drawn.append(draw(st.sampled_from(ids)))
+    return chain(drawn), tuple(q)
+
+
+@st.composite
 def works(draw: st.DrawFn) -> DraftWork:
     base_len = draw(st.integers(2, 24))
     if draw(st.integers(0, 9)) == 0:
@@ -126,6 +142,7 @@ def works(draw: st.DrawFn) -> DraftWork:
 def results(draw: st.DrawFn) -> DraftResult:
     status = draw(st.sampled_from(list(DraftStatus)))
     is_ok = status is DraftStatus.OK
+    tree, q = draw(sampled_chains()) if draw(st.booleans()) else (draw(trees()), ())
     return DraftResult(
         session_id=draw(session_ids),
         incarnation=draw(incarnations),
@@ -133,11 +150,12 @@ def results(draw: st.DrawFn) -> DraftResult:
         status=status,
         held_tokens=draw(st.integers(0, 24)),
         held_rows=draw(st.integers(0, 24)),
-        tree=draw(trees()) if is_ok else CandidateTree(),
+        tree=tree if is_ok else CandidateTree(),
         ranked_ids=tuple(
             tuple(ids) for ids in draw(st.lists(st.lists(tokens, max_size=5), max_size=6))
         ),
         detail=draw(texts),
+        q=q if is_ok else (),
     )
 
 
@@ -173,6 +191,7 @@ def capabilities() -> st.SearchStrategy[Capabilities]:
         max_depth=counts,
         max_width=counts,
         max_nodes=counts,
+        gives_q=st.booleans(),
     )
 
 
