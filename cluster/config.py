@@ -6,13 +6,14 @@ run on a laptop with two cores.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cluster.http.limits import Limits
 from drafter_service.config import DrafterLimits, DrafterSettings
+from drafter_service.kinds import check_kind
 from protos.errors import ConfigError
 from verifier_service.config import EMBEDDED, EngineSection
 
@@ -117,10 +118,7 @@ class DrafterEntry(Section):
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, kind: str) -> str:
-        known = get_args(DrafterSettings.model_fields["kind"].annotation)
-        if kind not in known:
-            raise ValueError(f"no drafter of kind {kind!r}; known: {', '.join(known)}")
-        return kind
+        return check_kind(kind)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

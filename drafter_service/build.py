@@ -1,15 +1,13 @@
-"""The one door to a drafter: settings in, a drafter out. Kinds are named here and nowhere else."""
+"""The one door to a drafter: settings in, a drafter out. `kinds` says where each kind's code is."""
 
 import secrets
 from pathlib import Path
 
 from drafter_service.config import DrafterSettings
 from drafter_service.drafter import Drafter
-from drafter_service.eagle3.load import load_eagle3
-from drafter_service.ngram import Ngram
-from drafter_service.service import SessionDrafter
+from drafter_service.kinds import find_kind, import_place
 from protos.errors import ConfigError
-from protos.exchange import Capabilities, PlanKind
+from protos.exchange import Capabilities
 
 
 def build_drafter(settings: DrafterSettings, target_dir: Path | None = None) -> Drafter:
@@ -18,31 +16,17 @@ def build_drafter(settings: DrafterSettings, target_dir: Path | None = None) -> 
     target_dir: the target's directory; `settings.target` when None. `settings.num_threads` is left
     to whoever owns the process. Raises ConfigError or CheckpointError.
     """
-    if settings.kind == "ngram":
-        return _build_ngram(settings)
-    if settings.kind == "eagle3":
-        if target_dir is None and settings.target:
-            target_dir = Path(settings.target)
-        return load_eagle3(settings, target_dir, fresh_incarnation())
-    raise ConfigError(f"kind must be ngram or eagle3, not {settings.kind!r}")
+    if target_dir is None and settings.target:
+        target_dir = Path(settings.target)
+    place = find_kind(settings.kind).load
+    incarnation = fresh_incarnation()
+    drafter: Drafter = import_place(place)(settings, target_dir, incarnation)
+    described = getattr(drafter, "capabilities", None)
+    if not isinstance(described, Capabilities) or described.incarnation != incarnation:
+        raise ConfigError(f"{place} made no drafter: its capabilities must carry the incarnation")
+    return drafter
 
 
 def fresh_incarnation() -> int:
     """A number that no earlier process of this drafter had."""
     return secrets.randbits(63) | 1
-
-
-def _build_ngram(settings: DrafterSettings) -> Drafter:
-    limits = settings.limits
-    capabilities = Capabilities(
-        kind=settings.kind,
-        name=settings.label,
-        incarnation=fresh_incarnation(),
-        plan_kinds=(PlanKind.CHAIN, PlanKind.TREE),
-        max_context=limits.max_context,
-        max_sessions=limits.max_sessions,
-        max_depth=limits.max_depth,
-        max_width=limits.max_width,
-        max_nodes=limits.max_nodes,
-    )
-    return SessionDrafter(capabilities, Ngram(), settings.idle_session_s)

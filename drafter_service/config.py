@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from drafter_service.kinds import check_kind
 from protos.errors import ConfigError
 
 
@@ -40,7 +41,7 @@ class DrafterLimits(_Section):
 class DrafterSettings(_Section):
     """One drafter. `name` is what plans and statistics call it; it defaults to the kind."""
 
-    kind: Literal["ngram", "eagle3"] = Field(description="The algorithm.")
+    kind: str = Field(max_length=64, description="The algorithm: ours, or an installed package's.")
     name: str = Field(default="", max_length=64, description="Name of this drafter.")
     checkpoint: str = Field(
         default="", description="Directory of the checkpoint, or the name of a shipped head."
@@ -57,6 +58,11 @@ class DrafterSettings(_Section):
     idle_session_s: float = Field(
         default=60.0, gt=0, le=86400, description="A session unused for so long is dropped."
     )
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        return check_kind(kind)
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ for seconds. Knows no Ray. Invariant: every drafter with a checkpoint has its fe
 beside the KV, under its digest, wherever it runs.
 """
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +33,21 @@ class VerifierParts:
     exchange: "DraftExchange"
 
 
-def projection_of(entry: DrafterEntry) -> ProjectionSpec | None:
+def projection_of(
+    entry: DrafterEntry, num_target_layers: int | None = None
+) -> ProjectionSpec | None:
     """The input projection that verifiers run for this drafter; None when it eats tokens only.
 
-    Torch-free. Raises: CheckpointError, ConfigError.
+    Torch-free. num_target_layers is needed by checkpoints that do not name their aux layers.
+    Raises: CheckpointError, ConfigError.
     """
     if not entry.checkpoint:
         return None
-    from drafter_service.checkpoint.describe import describe
+    from drafter_service.kinds import describe_checkpoint
 
-    return describe(checkpoint_dir(entry.checkpoint)).projection
+    directory = checkpoint_dir(entry.checkpoint)
+    description = describe_checkpoint(entry.kind, directory, num_target_layers)
+    return None if description is None else description.projection
 
 
 def checkpoint_dir(name: str) -> Path:
@@ -76,7 +82,7 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     section = config.verifier
     target_dir = resolve_target(section.target)
-    taps = _taps(config)
+    taps = _taps(config, num_layers_of(target_dir))
     by_name = {row_dtype.value: dtype for dtype, row_dtype in ROW_DTYPES.items()}
     target = load_target(
         target_dir,
@@ -93,11 +99,20 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     return VerifierParts(EngineService(Engine(target, exchange, planner, sizes, rows)), exchange)
 
 
-def _taps(config: ClusterConfig) -> "list[TapSpec]":
+def num_layers_of(target_dir: Path) -> int | None:
+    """Decoder layers of the target, as its config says."""
+    config = json.loads((target_dir / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    layers = text.get("num_hidden_layers")
+    return None if layers is None else int(layers)
+
+
+def _taps(config: ClusterConfig, num_layers: int | None) -> "list[TapSpec]":
     """Rows to keep, one tap per checkpoint, whoever runs it."""
     from verifier_service.step import TapSpec
 
-    specs = {s.digest: s for e in config.drafters if (s := projection_of(e)) is not None}
+    found = (projection_of(entry, num_layers) for entry in config.drafters)
+    specs = {spec.digest: spec for spec in found if spec is not None}
     return [TapSpec(digest, spec.aux_layers, spec) for digest, spec in specs.items()]
 
 
