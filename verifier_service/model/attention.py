@@ -48,15 +48,15 @@ class ChainAttention:
     """Blocks without branches: one product for scores, one per tile for outputs."""
 
     def __init__(self, group: ChainGroup, shape: AttentionShape, pool: Pool) -> None:
-        dtype, heads, head_dim = pool.kv.dtype, shape.num_kv_heads, shape.head_dim
+        heads, head_dim, kv = shape.num_kv_heads, shape.head_dim, pool.kv
         batch, tiles, size = len(group.starts), group.num_tiles, group.num_tiles * TILE
         self._group = group
         self._pool = pool
-        self.queries = HeadRows(batch, group.num_rows, shape, dtype)
+        self.queries = HeadRows(batch, group.num_rows, shape, kv.dtype, kv.device)
         self.rows = slice(group.first_row, group.first_row + batch * group.num_rows)
         rows = self.queries.num_rows
         # K and V as [2, B * H, P, D].
-        self._kv = torch.empty(2, batch * heads, size, head_dim, dtype=dtype)
+        self._kv = kv.new_empty(2, batch * heads, size, head_dim)
         self._keys = self._kv[0].transpose(1, 2)
         self._values = self._kv[1].view(-1, TILE, head_dim)
         if group.first_slot is not None:
@@ -65,13 +65,13 @@ class ChainAttention:
             assert group.slots is not None
             sides = [pool.index(side, group.slots).transpose(0, 1) for side in (0, 1)]
             self._index = torch.stack(sides).flatten()
-        self._scores = torch.empty(batch * heads, rows, size, dtype=dtype)
+        self._scores = kv.new_empty(batch * heads, rows, size)
         self._by_block = self._scores.view(batch, heads, rows, size)
         self._weights = torch.empty_like(self._scores)
         # The same weights tile by tile, [B * H, T, M, TILE].
         self._tiled = self._weights.view(-1, rows, tiles, TILE).transpose(1, 2)
-        self._by_tile = torch.empty(batch * heads * tiles, rows, TILE, dtype=dtype)
-        self._parts = torch.empty(batch * heads * tiles, rows, head_dim, dtype=dtype)
+        self._by_tile = kv.new_empty(batch * heads * tiles, rows, TILE)
+        self._parts = kv.new_empty(batch * heads * tiles, rows, head_dim)
         self._masked: dict[int | None, tuple[torch.Tensor, torch.Tensor] | None] = {
             None: self._place(group.mask_start, group.mask)
         }
@@ -120,7 +120,8 @@ class ChainAttention:
         if int(positions.max()) < window:
             return self._masked[None]
         columns = torch.arange(group.num_tiles * TILE)
-        mask = hide(columns <= positions[..., None] - window, self._kv.dtype)
+        hidden = columns <= positions[..., None] - window
+        mask = hide(hidden.to(self._kv.device), self._kv.dtype)
         if group.mask is not None:
             mask[..., group.mask_start :] += group.mask
         return self._place(0, mask)

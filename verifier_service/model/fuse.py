@@ -61,15 +61,17 @@ class _LayerModule(Protocol):
 class _Norm:
     """RMSNorm over the last dimension, in float32, rounded once."""
 
-    def __init__(self, *modules: _NormModule, repeats: tuple[int, ...] = (1,)) -> None:
+    def __init__(
+        self, device: torch.device, *modules: _NormModule, repeats: tuple[int, ...] = (1,)
+    ) -> None:
         """Several modules: each for `repeats` rows of the last dimension but one."""
         weights = [
             module.weight.detach().float().expand(count, -1)
             for module, count in zip(modules, repeats, strict=True)
         ]
-        self._weight = torch.cat(weights).clone()
+        self._weight = torch.cat(weights).to(device, copy=True)
         self._share = 1.0 / self._weight.shape[-1]
-        self._eps = torch.tensor(modules[0].variance_epsilon)
+        self._eps = torch.tensor(modules[0].variance_epsilon, device=device)
 
     def __call__(
         self, x: torch.Tensor, wide: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -118,19 +120,23 @@ def _has_llama_shape(layer: nn.Module) -> bool:
 class FusedDecoder:
     """A Llama-shaped decoder. Keeps its own packed weights; the model may be dropped after."""
 
-    def __init__(self, model: PreTrainedModel, max_context: int) -> None:
+    def __init__(self, model: PreTrainedModel, max_context: int, device: torch.device) -> None:
+        """Packs the weights of a model on the CPU and puts them on `device`."""
         config, base = model.config, model.base_model
         attention = base.layers[0].self_attn
         self._head_dim: int = attention.head_dim
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
         # Copies: a view would keep the whole checkpoint mapped in memory.
-        self._embedding = base.embed_tokens.weight.detach().clone()
-        self._cos, self._sin = _rotary_tables(base.rotary_emb, max_context, self._embedding)
+        embedding = base.embed_tokens.weight.detach()
+        self._embedding = embedding.to(device, copy=True)
+        # Made on the CPU for every device: the same bits everywhere.
+        tables = _rotary_tables(base.rotary_emb, max_context, embedding)
+        self._cos, self._sin = (table.to(device) for table in tables)
         self._scale: float = attention.scaling
-        self._layers = [_fuse_layer(layer, config) for layer in base.layers]
-        self._norm = _Norm(base.norm)
-        self._head = Linear(model.get_output_embeddings().weight)
+        self._layers = [_fuse_layer(layer, config, device) for layer in base.layers]
+        self._norm = _Norm(device, base.norm)
+        self._head = Linear(model.get_output_embeddings().weight.detach().to(device))
 
     def run(
         self, context: StepContext, logit_rows: torch.Tensor, aux_layers: frozenset[int]
@@ -149,7 +155,7 @@ class FusedDecoder:
         flat = mixed.view(num_rows, -1)
         attention = context.attention(heads)
         attention.bind(turned[:, :heads], mixed)
-        wide, normed = torch.empty(x.shape), torch.empty_like(x)
+        wide, normed = torch.empty_like(x, dtype=torch.float32), torch.empty_like(x)
         states: dict[int, torch.Tensor] = {}
         for number, layer in enumerate(self._layers):
             qkv = layer.qkv(layer.before_attention(x, wide, normed)).view(shape)
@@ -200,7 +206,7 @@ def _halves(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low, high
 
 
-def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
+def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig, device: torch.device) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     window = getattr(attention, "sliding_window", None)
     if config.model_type == "mistral":
@@ -208,29 +214,29 @@ def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig) -> _Layer:
     qk_norm = None
     if hasattr(attention, "q_norm") and hasattr(attention, "k_norm"):
         heads = (config.num_attention_heads, config.num_key_value_heads)
-        qk_norm = _Norm(attention.q_norm, attention.k_norm, repeats=heads)
+        qk_norm = _Norm(device, attention.q_norm, attention.k_norm, repeats=heads)
     return _Layer(
-        before_attention=_Norm(layer.input_layernorm),
-        qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+        before_attention=_Norm(device, layer.input_layernorm),
+        qkv=_join(device, attention.q_proj, attention.k_proj, attention.v_proj),
         qk_norm=qk_norm,
-        output=_join(attention.o_proj),
-        before_mlp=_Norm(layer.post_attention_layernorm),
-        gate_up=_join(mlp.gate_proj, mlp.up_proj),
-        down=_join(mlp.down_proj),
+        output=_join(device, attention.o_proj),
+        before_mlp=_Norm(device, layer.post_attention_layernorm),
+        gate_up=_join(device, mlp.gate_proj, mlp.up_proj),
+        down=_join(device, mlp.down_proj),
         scoring=Scoring(window=window),
     )
 
 
-def _join(*linears: nn.Linear) -> Linear:
+def _join(device: torch.device, *linears: nn.Linear) -> Linear:
     """Several matrices that read the same rows, as one."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
+    weight = torch.cat([linear.weight.detach() for linear in linears]).to(device)
     if all(linear.bias is None for linear in linears):
         return Linear(weight)
     biases = [
         linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
         for linear in linears
     ]
-    return Linear(weight, torch.cat([bias.detach() for bias in biases]))
+    return Linear(weight, torch.cat([bias.detach() for bias in biases]).to(device))
 
 
 def _rotary_tables(

@@ -48,13 +48,19 @@ class HeadRows:
     """
 
     def __init__(
-        self, batch: int, num_rows: int, shape: AttentionShape, dtype: torch.dtype
+        self,
+        batch: int,
+        num_rows: int,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> None:
         heads, self._group_size = shape.num_kv_heads, shape.group_size
         self._split = (batch, num_rows, heads, self._group_size, shape.head_dim)
         self._real = num_rows * self._group_size
         self.num_rows = -(-self._real // shape.multiple) * shape.multiple
-        self.queries = torch.zeros(batch * heads, self.num_rows, shape.head_dim, dtype=dtype)
+        size = (batch * heads, self.num_rows, shape.head_dim)
+        self.queries = torch.zeros(size, dtype=dtype, device=device)
         self.mixed = torch.zeros_like(self.queries)
         self._into, self._from = self._rows(self.queries), self._rows(self.mixed)
         self._source = self._sink = self._into
@@ -92,7 +98,8 @@ class HeadRows:
 
 def hide(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A mask to add to scores: -inf where hidden, else 0."""
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, _HIDDEN)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, _HIDDEN)
 
 
 def cap(scores: torch.Tensor, softcap: float | None) -> None:

@@ -38,14 +38,19 @@ class Matrix:
 
 
 @torch.inference_mode()
-def find_multiple(matrices: Iterable[Matrix], dtype: torch.dtype) -> tuple[int, str]:
-    """The smallest padding that makes rows independent, and "" or what no padding cures."""
+def find_multiple(
+    matrices: Iterable[Matrix], dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[int, str]:
+    """The smallest padding that makes rows independent, and "" or what no padding cures.
+
+    device: where the matrices are; None: the CPU.
+    """
     distinct = {(m.num_outputs, m.num_inputs, m.kind): m for m in matrices}
     failed = ""
     for multiple in MULTIPLES:
         failed = ""
         for matrix in distinct.values():
-            count = _first_difference(matrix, multiple, dtype)
+            count = _first_difference(matrix, multiple, dtype, device)
             if count:
                 failed = (
                     f"{matrix.kind} ({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a "
@@ -57,19 +62,32 @@ def find_multiple(matrices: Iterable[Matrix], dtype: torch.dtype) -> tuple[int, 
     return MULTIPLES[0], failed
 
 
-def _first_difference(matrix: Matrix, multiple: int, dtype: torch.dtype) -> int:
+def _first_difference(
+    matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
+) -> int:
     """The row count at which a row changes, or 0."""
     counts = [n for n in _COUNTS if n % multiple == 0]
     if matrix.num_outputs > _WIDE:
         counts = [n for n in counts if n <= TILE]
     generator = torch.Generator().manual_seed(matrix.num_inputs)
-    x = torch.randn(counts[-1], matrix.num_inputs, generator=generator).to(dtype)
+    x = torch.randn(counts[-1], matrix.num_inputs, generator=generator).to(device, dtype)
     whole = matrix.apply(x)
     for count in counts[:-1]:
         alone = matrix.apply(x[-count:].contiguous())
         if not torch.equal(alone, whole[-count:]):
             return count
     return 0
+
+
+def device_note(device: torch.device) -> str:
+    """Why a device's kernels are not taken for invariant, whatever a check finds; "" for the CPU.
+
+    On a CPU the row counts tried cover every kernel there is; a GPU's libraries choose among many
+    by the shape of each product, and no sample of shapes speaks for the others.
+    """
+    if device.type == "cpu":
+        return ""
+    return f"kernels on {device.type} are chosen by the number of rows"
 
 
 def check_steps(target: Target) -> str:

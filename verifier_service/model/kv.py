@@ -4,6 +4,9 @@ Knows slots, not requests or pages. Slot 0 is scrap: padding rows are written th
 positions read from there, so every slot must stay finite; the pool starts as zeros. TILE spare
 slots at the end let a contiguous run be read in whole tiles.
 
+The pool lives on the target's device. Feature rows are only ever read for the wire, so their stores
+are on the host: behind a device one copy a step brings them over, when somebody first asks.
+
 Heads come before slots, [layers, 2, heads, slots, dim], because attention reads one head's run of
 slots at a time: from memory that is more than twice as fast as slots before heads (38 us against
 91 for 1,024 positions of SmolLM2).
@@ -19,6 +22,39 @@ TILE = 64
 """Positions per tile: the unit of attention's reduction (design 6)."""
 
 
+class RowStore:
+    """Feature rows [S, width] of one tap, on the host."""
+
+    def __init__(self, num_slots: int, width: int, dtype: torch.dtype) -> None:
+        self._rows = torch.zeros(num_slots, width, dtype=dtype)
+        self._arriving: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep `rows` [n, width], from whatever device, under host `slots` int64 [n]."""
+        if rows.device.type == "cpu":
+            self._rows.index_copy_(0, slots, rows)
+            return
+        self._land()
+        # Copied when it is asked for: by then the step's choices were read back, and nothing waits.
+        self._arriving = slots, rows
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Rows [n, width] of `slots` int64 [n]."""
+        self._land()
+        return self._rows.index_select(0, slots)
+
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy rows between slots; everything is read before anything is written."""
+        self._land()
+        self._rows.index_copy_(0, destination, self._rows.index_select(0, source))
+
+    def _land(self) -> None:
+        if self._arriving is not None:
+            slots, rows = self._arriving
+            self._rows.index_copy_(0, slots, rows.cpu())
+            self._arriving = None
+
+
 class Pool:
     """KV of all layers in one tensor [L, 2, H, S, D], and feature rows [S, width] per tap."""
 
@@ -30,14 +66,16 @@ class Pool:
         head_dim: int,
         dtype: torch.dtype,
         row_widths: Mapping[str, int],
+        device: torch.device | None = None,
     ) -> None:
+        """device: of K and V; None: the CPU."""
         self.num_slots = num_slots + TILE
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.kv = torch.zeros(num_layers, 2, num_heads, self.num_slots, head_dim, dtype=dtype)
+        size = (num_layers, 2, num_heads, self.num_slots, head_dim)
+        self.kv = torch.zeros(size, dtype=dtype, device=device)
         self.rows = {
-            key: torch.zeros(self.num_slots, width, dtype=dtype)
-            for key, width in row_widths.items()
+            key: RowStore(self.num_slots, width, dtype) for key, width in row_widths.items()
         }
         self.layers = self.kv.unbind(0)
         self.vectors = self.kv.view(num_layers, -1, head_dim).unbind(0)
@@ -49,14 +87,17 @@ class Pool:
 
     def index(self, side: int, slots: torch.Tensor) -> torch.Tensor:
         """Rows of `vectors` that hold K (side 0) or V (1) of `slots`: int64 [H, *slots.shape]."""
-        heads = torch.arange(side * self.num_heads, (side + 1) * self.num_heads)
+        first = side * self.num_heads
+        heads = torch.arange(first, first + self.num_heads, device=slots.device)
         return heads.view(-1, *[1] * slots.dim()) * self.num_slots + slots
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy slots `source` to `destination` (int64 [n]) in all layers and row stores.
+        """Copy slots `source` to `destination` (host int64 [n]) in all layers and row stores.
 
         Everything is read before anything is written, so the two may overlap.
         """
-        self.kv.index_copy_(3, destination, self.kv.index_select(3, source))
         for store in self.rows.values():
-            store.index_copy_(0, destination, store.index_select(0, source))
+            store.move(source, destination)
+        device = self.kv.device
+        read = self.kv.index_select(3, source.to(device))
+        self.kv.index_copy_(3, destination.to(device), read)

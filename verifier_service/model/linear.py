@@ -1,8 +1,8 @@
 """A linear layer whose weights may be laid out once for the kernel that reads them.
 
 oneDNN repacks a plain bf16 weight on every call; packed once, the same product takes half the
-time at a few rows and gives the same bits (measured on torch 2.13, Zen 4). Float32 and builds
-without oneDNN keep the plain weight. Knows no model.
+time at a few rows and gives the same bits (measured on torch 2.13, Zen 4). Float32, builds without
+oneDNN and other devices than the CPU keep the plain weight. Knows no model.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -16,22 +16,23 @@ _PACK_ROWS = 16
 """The number of rows the packed layout is chosen for; any number may be given later."""
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """True where this build can hold packed weights of `dtype`."""
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """True where this build can hold packed weights of `dtype` on `device`."""
     return bool(
-        dtype == torch.bfloat16
+        device.type == "cpu"
+        and dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 class Linear:
-    """y = x W^T + b, for x [R, I] and weight [O, I]."""
+    """y = x W^T + b, for x [R, I] and weight [O, I]. Computes on the weight's device."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.shape = (int(weight.shape[0]), int(weight.shape[1]))
         self._bias = None if bias is None else bias.detach().clone()
-        self._packed = can_pack(weight.dtype)
+        self._packed = can_pack(weight.dtype, weight.device)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
             if self._packed
@@ -59,6 +60,8 @@ class Linear:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, O] + x W^T + b, rounded once where the kernel can."""
+        if x.is_cuda and self._bias is None:
+            return torch.addmm(residual, x, self._weight.t())
         if not self._packed:
             return residual + functional.linear(x, self._weight, self._bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(

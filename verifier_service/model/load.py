@@ -27,8 +27,14 @@ from verifier_service.model.decoder import (
     ModulesDecoder,
     register_attention,
 )
+from verifier_service.model.device import describe_device
 from verifier_service.model.fuse import FusedDecoder, can_fuse
-from verifier_service.model.invariance import CHECK_SLOTS, check_steps, find_multiple
+from verifier_service.model.invariance import (
+    CHECK_SLOTS,
+    check_steps,
+    device_note,
+    find_multiple,
+)
 from verifier_service.model.quiet import no_progress_bars
 from verifier_service.model.taps import Taps
 from verifier_service.model.target import ROW_DTYPES, TransformersTarget
@@ -44,11 +50,13 @@ def load_target(
     num_threads: int | None = None,
     fuse: bool = True,
     max_context: int | None = None,
+    device: torch.device | None = None,
 ) -> TransformersTarget:
     """Load the target in directory `path`.
 
     dtype: float32 or bfloat16. num_threads: set for this process when given. fuse: use the fused
     loop where the family allows. max_context: tokens per request, at most the model's own.
+    device: where weights and KV live and everything is computed; None: the CPU.
     Raises CheckpointError or ConfigError, naming what is wrong.
     """
     directory = Path(path)
@@ -56,6 +64,7 @@ def load_target(
         raise ConfigError(f"a target runs in float32 or bfloat16, not {dtype}")
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory.name} holds no config.json")
+    device = device if device is not None else torch.device("cpu")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     model = _read_model(directory, dtype)
@@ -63,12 +72,14 @@ def load_target(
     context = _max_context(config, max_context)
     _check_rope(config, context)
     fused = fuse and can_fuse(model)
-    decoder: Decoder = FusedDecoder(model, context) if fused else ModulesDecoder(model)
-    own_taps = Taps(taps, config.num_hidden_layers, config.hidden_size, dtype)
+    decoder: Decoder = (
+        FusedDecoder(model, context, device) if fused else ModulesDecoder(_moved(model, device))
+    )
+    own_taps = Taps(taps, config.num_hidden_layers, config.hidden_size, dtype, device)
     kv_heads = _kv_heads(config)
     matrices = [*decoder.matrices(), *(linear.matrices[0] for linear in own_taps.linears)]
-    multiple, note = find_multiple(matrices, dtype)
-    note = note or _expert_note(config)
+    multiple, note = find_multiple(matrices, dtype, device)
+    note = note or _expert_note(config) or device_note(device)
     digest = directory_digest(directory)
     facts = TargetFacts(
         name=directory.name,
@@ -80,11 +91,11 @@ def load_target(
         eos_token_ids=eos_token_ids(directory, config),
         dtype=ROW_DTYPES[dtype],
         bytes_per_slot=_bytes_per_slot(config, kv_heads, own_taps, dtype),
-        fingerprint=_fingerprint(digest, dtype, fused),
+        fingerprint=_fingerprint(digest, dtype, fused, device),
         invariant=not note,
         invariance_note=note,
     )
-    target = TransformersTarget(facts, decoder, own_taps, kv_heads, dtype, multiple)
+    target = TransformersTarget(facts, decoder, own_taps, kv_heads, dtype, multiple, device)
     return _checked(target)
 
 
@@ -129,6 +140,11 @@ def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
             trust_remote_code=False,
         )
     return model.eval()
+
+
+def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    # nn.Module.to, which the stub of PreTrainedModel hides.
+    return torch.nn.Module.to(model, device)
 
 
 def _expert_note(config: PreTrainedConfig) -> str:
@@ -184,7 +200,7 @@ def _bytes_per_slot(
     return int(elements * dtype.itemsize)
 
 
-def _fingerprint(digest: str, dtype: torch.dtype, fused: bool) -> str:
+def _fingerprint(digest: str, dtype: torch.dtype, fused: bool, device: torch.device) -> str:
     """Verifiers with the same fingerprint give the same bits."""
     parts = (
         torch.__version__,
@@ -193,5 +209,6 @@ def _fingerprint(digest: str, dtype: torch.dtype, fused: bool) -> str:
         str(dtype),
         digest,
         "fused" if fused else "modules",
+        *filter(None, [describe_device(device)]),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

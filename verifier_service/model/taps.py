@@ -26,7 +26,14 @@ _NORM_FORMS = ("none", "concat", "each", "after")
 class Projection:
     """A drafter's input projection: [R, K] -> [R, width], by ProjectionSpec's norm_form."""
 
-    def __init__(self, spec: ProjectionSpec, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: ProjectionSpec,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
+        """device: where aux states are; None: the CPU."""
         num_layers = len(spec.aux_layers)
         joined = num_layers * hidden_size
         if spec.norm_form not in _NORM_FORMS:
@@ -46,11 +53,11 @@ class Projection:
             )
         tensors = _read(spec)
         _expect(spec.fc, tensors[spec.fc], (spec.width, joined))
-        self.fc = Linear(tensors[spec.fc].to(dtype))
+        self.fc = Linear(tensors[spec.fc].to(device, dtype))
         self._norms = []
         for name, width in zip(spec.norms, norm_widths, strict=True):
             _expect(name, tensors[name], (width,))
-            self._norms.append(tensors[name].to(dtype))
+            self._norms.append(tensors[name].to(device, dtype))
         self._form = spec.norm_form
         self._eps = spec.norm_eps
 
@@ -81,7 +88,12 @@ class Taps:
     """All taps of a target: which aux layers they need, and their rows of a step."""
 
     def __init__(
-        self, specs: Sequence[TapSpec], num_layers: int, hidden_size: int, dtype: torch.dtype
+        self,
+        specs: Sequence[TapSpec],
+        num_layers: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> None:
         self._taps: dict[str, _Tap] = {}
         for spec in specs:
@@ -100,7 +112,7 @@ class Taps:
                     raise CheckpointError(
                         f"a tap of layers {layers} has a projection of {spec.projection.aux_layers}"
                     )
-                projection = Projection(spec.projection, hidden_size, dtype)
+                projection = Projection(spec.projection, hidden_size, dtype, device)
             width = spec.projection.width if spec.projection else len(layers) * hidden_size
             self._taps[spec.key] = _Tap(layers, width, projection)
 

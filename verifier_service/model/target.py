@@ -11,6 +11,7 @@ import torch
 
 from protos.features import DType
 from verifier_service.model.decoder import Decoder, StepContext
+from verifier_service.model.device import ship
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
 from verifier_service.model.taps import Taps
@@ -31,8 +32,12 @@ class TransformersTarget:
         kv_heads: tuple[int, int],
         dtype: torch.dtype,
         multiple: int,
+        device: torch.device,
     ) -> None:
-        """kv_heads: key-value heads and head_dim. multiple: rows are padded to it."""
+        """kv_heads: key-value heads and head_dim. multiple: rows are padded to it.
+
+        device: where decoder and taps are, and the pool will be.
+        """
         self.facts = facts
         """Constant after loading."""
         self._decoder = decoder
@@ -40,6 +45,7 @@ class TransformersTarget:
         self._kv_heads = kv_heads
         self._dtype = dtype
         self._multiple = multiple
+        self._device = device
         self._pool: Pool | None = None
         self._num_threads = torch.get_num_threads()
         self._thread: int | None = None
@@ -48,7 +54,13 @@ class TransformersTarget:
         """Create the pool of `num_slots` slots, slot 0 included."""
         heads, head_dim = self._kv_heads
         self._pool = Pool(
-            self.facts.num_layers, num_slots, heads, head_dim, self._dtype, self._taps.widths
+            self.facts.num_layers,
+            num_slots,
+            heads,
+            head_dim,
+            self._dtype,
+            self._taps.widths,
+            self._device,
         )
 
     def free(self) -> None:
@@ -57,28 +69,31 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Run one step; logits [sum num_logits, V] in span order, in the target's dtype."""
+        """Run one step; logits [sum num_logits, V] in span order, dtype and device of the target.
+
+        Behind a device this returns before the step is done; whoever reads a value waits.
+        """
         pool = self._require_pool()
         self._settle()
         layout = lay_out(spans, self._multiple, self._dtype)
         wanted = layout.logit_rows
         count = max(len(wanted), 1)
         padded = [*wanted, *[0] * (-(-count // self._multiple) * self._multiple - len(wanted))]
-        output = self._decoder.run(
-            StepContext(layout, pool, self._multiple), torch.tensor(padded), self._taps.aux_layers
-        )
+        there, logit_rows = ship((layout, torch.tensor(padded)), self._device)
+        context = StepContext(there, pool, self._multiple)
+        output = self._decoder.run(context, logit_rows, self._taps.aux_layers)
         for key, rows in self._taps.rows(output.states).items():
-            pool.rows[key].index_copy_(0, layout.slots, rows)
+            pool.rows[key].write(layout.slots, rows)
         return output.logits[: len(wanted)]
 
     @torch.inference_mode()
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy KV and feature rows between slots, all layers at once. int64 [n] each."""
+        """Copy KV and feature rows between slots, all layers at once. Host int64 [n] each."""
         self._require_pool().move(source, destination)
 
     def read_rows(self, key: str, slots: torch.Tensor) -> bytes:
         """Feature rows of these slots, little-endian, in the target's row dtype."""
-        rows = self._require_pool().rows[key].index_select(0, slots)
+        rows = self._require_pool().rows[key].read(slots)
         return rows.view(torch.uint8).numpy().tobytes()
 
     def row_width(self, key: str) -> int:

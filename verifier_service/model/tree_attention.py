@@ -18,28 +18,28 @@ class TreeAttention:
     """One branching span, for all layers of one shape."""
 
     def __init__(self, group: TreeGroup, shape: AttentionShape, pool: Pool) -> None:
-        dtype, heads, head_dim = pool.kv.dtype, shape.num_kv_heads, shape.head_dim
+        heads, head_dim, kv = shape.num_kv_heads, shape.head_dim, pool.kv
         tiles, begin = group.prefix_tiles, group.prefix_tiles * TILE
         self._group = group
         self._pool = pool
         self._begin = begin
-        self.queries = HeadRows(1, group.num_rows, shape, dtype)
+        self.queries = HeadRows(1, group.num_rows, shape, kv.dtype, kv.device)
         self.rows = slice(group.first_row, group.first_row + group.num_rows)
         rows, by_row = self.queries.num_rows, self.queries.by_row
         self._read_together(heads, head_dim)
-        self._by_key = torch.empty(heads, rows, group.num_keys, dtype=dtype)
+        self._by_key = kv.new_empty(heads, rows, group.num_keys)
         gather = by_row(group.gather)
         self._gather = gather.expand(heads, *gather.shape).contiguous()
         self._tail_masks: dict[int | None, torch.Tensor] = {None: by_row(group.mask)}
         self._prefix_masks: dict[int | None, torch.Tensor | None] = {None: None}
         size = begin + group.tail_tiles * TILE
-        self._scores = torch.empty(heads, rows, size, dtype=dtype)
+        self._scores = kv.new_empty(heads, rows, size)
         self._weights = torch.empty_like(self._scores)
         # The prefix's weights tile by tile, [prefix_tiles, H, M, TILE].
         self._tiled = self._weights[..., :begin].view(heads, rows, tiles, TILE).permute(2, 0, 1, 3)
-        self._by_tile = torch.empty(tiles * heads, rows, TILE, dtype=dtype)
+        self._by_tile = kv.new_empty(tiles * heads, rows, TILE)
         self._on_path = [by_row(tile.weight) for tile in group.pair_tiles]
-        self._parts = torch.empty(tiles + group.tail_tiles, heads, rows, head_dim, dtype=dtype)
+        self._parts = kv.new_empty(tiles + group.tail_tiles, heads, rows, head_dim)
 
     def _read_together(self, heads: int, head_dim: int) -> None:
         """One gather for all that is read of a layer: K, the prefix's V, V in pair order."""
@@ -51,7 +51,7 @@ class TreeAttention:
             *(pool.index(1, tile.slots) for tile in group.pair_tiles),
         ]
         self._index = torch.cat([index.flatten() for index in indices])
-        self._vectors = torch.empty(len(self._index), head_dim, dtype=pool.kv.dtype)
+        self._vectors = pool.kv.new_empty(len(self._index), head_dim)
         split = torch.split(self._vectors, [index.numel() for index in indices])
         self._keys = split[0].view(heads, -1, head_dim).transpose(1, 2)
         self._prefix_values = split[1].view(-1, TILE, head_dim)
@@ -92,7 +92,7 @@ class TreeAttention:
 
     def _make_window_masks(self, window: int) -> None:
         group, begin = self._group, self._begin
-        columns = torch.arange(begin + group.tail_tiles * TILE)
+        columns = torch.arange(begin + group.tail_tiles * TILE, device=group.positions.device)
         mask = hide(columns <= group.positions[:, None] - window, group.mask.dtype)
         self._prefix_masks[window] = self.queries.by_row(mask[:, :begin])
         self._tail_masks[window] = self.queries.by_row(mask[:, begin:] + group.mask)
