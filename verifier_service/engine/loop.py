@@ -7,7 +7,6 @@ that steps. Invariants: every scheduled request that reaches its last known toke
 one more (law 3); what advisers say changes how many, never which (law 1).
 """
 
-import functools
 import logging
 import time
 
@@ -24,7 +23,7 @@ from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.scheduler import Scheduler, Share
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.stats import EngineCounters, EngineStats
-from verifier_service.sampling.choice import choose
+from verifier_service.sampling.chooser import chooser_of
 from verifier_service.sampling.walk import WalkEnd, walk
 from verifier_service.step import Target
 
@@ -181,9 +180,8 @@ class Engine:
         began = time.perf_counter()
         with torch.inference_mode():
             logits = self._target.forward(batch.spans)
-            walked = iter(
-                walk([w for w in batch.walks if w is not None], functools.partial(choose, logits))
-            )
+            starts = [start for start in batch.walks if start is not None]
+            walked = iter(walk(starts, chooser_of(logits, starts)))
         ends = [None if start is None else next(walked) for start in batch.walks]
         return ends, time.perf_counter() - began
 

@@ -21,13 +21,13 @@ from transformers import (
 
 from protos.digest import directory_digest
 from protos.errors import CheckpointError, ConfigError
+from verifier_service.device import describe_device
 from verifier_service.model.decoder import (
     ATTENTION_NAME,
     Decoder,
     ModulesDecoder,
     register_attention,
 )
-from verifier_service.model.device import describe_device
 from verifier_service.model.fuse import FusedDecoder, can_fuse
 from verifier_service.model.invariance import (
     CHECK_SLOTS,

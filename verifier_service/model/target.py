@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from protos.features import DType
+from verifier_service.device import ship
 from verifier_service.model.decoder import Decoder, StepContext
-from verifier_service.model.device import ship
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
 from verifier_service.model.taps import Taps

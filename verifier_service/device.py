@@ -50,7 +50,8 @@ def ship(values: T, device: torch.device) -> T:
         packed = torch.cat([tensor.flatten() for tensor in own])
         if device.type == "cuda":
             packed = packed.pin_memory()
-        parts = packed.to(device, non_blocking=True).split([tensor.numel() for tensor in own])
+        sizes = [tensor.numel() for tensor in own]
+        parts = torch.split(packed.to(device, non_blocking=True), sizes)
         for tensor, part in zip(own, parts, strict=True):
             arrived[id(tensor)] = part.view(tensor.shape)
     return _replaced(values, arrived)
