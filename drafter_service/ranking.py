@@ -5,14 +5,14 @@ are logits / T + gumbel(seed, position, target id), after the request's filters,
 their log-softmax: the noise that will decide the target's choice is known, so guessing means
 guessing with it (Gumbel coupling, arXiv 2408.07978).
 
-Ties go to the lower index in the draft vocabulary (bf16 logits tie often), which `torch.topk` alone
-does not promise.
+Ties go to the lower index in the draft vocabulary. Requests that use rejection are drafted by
+sampling instead (`sampled`).
 
 Shapes: N rows, W draft vocabulary, M children ranked per row, P distinct (seed, position) pairs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drafter_service.sampled import draw_chain_tokens
+from drafter_service.topk import stable_topk
 from protos.noise import Purpose, gumbel
 from protos.params import SamplingParams
-
-_SLACK = 16
-"""Candidates taken beyond those needed, so that a tie at the edge is settled without a sort."""
+from protos.sparse import SparseQ
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,62 +41,100 @@ class Ranked:
     """Per row: target ids [N, M] and log-scores [N, M] of the best children, best first; and [N]
     whether all values were finite.
 
-    A score of -inf marks an id that the filters removed.
+    A score of -inf marks an id that the filters removed. q: per row, what the first child was
+    sampled from, for requests that use rejection (else None, or nothing at all).
     """
 
     ids: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     finite: npt.NDArray[np.bool_]
+    q: tuple[SparseQ | None, ...] = ()
+
+
+_Method = Callable[[Tensor, Sequence[NodeRows], Tensor, int], Ranked]
 
 
 def rank_children(
     logits_NW: Tensor, groups: Sequence[NodeRows], target_ids_W: Tensor, count: int
 ) -> Ranked:
-    """The best `count` children of every row; groups follow each other in row order."""
+    """The best `count` children of every row; groups follow each other in row order.
+
+    A request that uses rejection gets a sampled child first and the q it was drawn from; the rest
+    of its children are evidence, not drafts.
+    """
     count = min(count, logits_NW.shape[1])
-    greedy = [group.params.greedy for group in groups for _ in range(group.num_rows)]
-    if all(greedy):
-        return _rank(logits_NW, target_ids_W, count)
+    chosen: dict[_Method, tuple[list[NodeRows], list[int]]] = {}
+    first = 0
+    for group in groups:
+        own, rows = chosen.setdefault(_method(group.params), ([], []))
+        own.append(group)
+        rows.extend(range(first, first + group.num_rows))
+        first += group.num_rows
+    if len(chosen) == 1:
+        return next(iter(chosen))(logits_NW, groups, target_ids_W, count)
+    # Greedy rows stay in float32, so that they score the same in any company.
+    parts = [
+        (rows, method(logits_NW[torch.tensor(rows)], own, target_ids_W, count))
+        for method, (own, rows) in chosen.items()
+    ]
+    return _joined(parts, first, count)
+
+
+def _method(params: SamplingParams) -> _Method:
+    if params.greedy:
+        return _by_probability
+    return _by_sampling if params.uses_rejection else _with_noise
+
+
+def _by_probability(
+    logits_NW: Tensor, groups: Sequence[NodeRows], target_ids_W: Tensor, count: int
+) -> Ranked:
+    return _rank(logits_NW, target_ids_W, count)
+
+
+def _with_noise(
+    logits_NW: Tensor, groups: Sequence[NodeRows], target_ids_W: Tensor, count: int
+) -> Ranked:
     values: list[Tensor] = []
     first = 0
     for group in groups:
         rows = slice(first, first + group.num_rows)
         first = rows.stop
-        if not group.params.greedy:
-            values.append(_noised(logits_NW[rows], group, target_ids_W))
-    sampled = _rank(torch.cat(values), target_ids_W, count)
-    if not any(greedy):
-        return sampled
-    # Greedy rows stay in float32, so that they score the same in any company.
-    greedy_N = np.array(greedy)
-    ranked = _rank(logits_NW[torch.from_numpy(greedy_N)], target_ids_W, count)
-    ids = np.empty((len(greedy), count), np.int64)
-    scores = np.empty((len(greedy), count), np.float64)
-    finite = np.empty(len(greedy), np.bool_)
-    for which_N, part in ((greedy_N, ranked), (~greedy_N, sampled)):
-        ids[which_N], scores[which_N], finite[which_N] = part.ids, part.scores, part.finite
-    return Ranked(ids, scores, finite)
+        values.append(_noised(logits_NW[rows], group, target_ids_W))
+    return _rank(torch.cat(values), target_ids_W, count)
 
 
-def stable_topk(
-    values_NW: Tensor, count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Indices and values [N, count] of the largest entries; ties go to the lower index."""
-    width = values_NW.shape[1]
-    taken = min(width, count + _SLACK)
-    top, indices = values_NW.topk(taken, dim=-1)
-    values = top.to(torch.float64).cpu().numpy()
-    columns = indices.cpu().numpy()
-    order = np.lexsort((columns, -values), axis=-1)[:, :count]
-    best = np.take_along_axis(columns, order, axis=-1)
-    best_values = np.take_along_axis(values, order, axis=-1)
-    if taken < width:
-        for row in np.flatnonzero(best_values[:, -1] <= values[:, -1]):
-            # The tie at the edge may go on beyond what was taken.
-            sorted_row, sorted_columns = values_NW[row].sort(descending=True, stable=True)
-            best[row] = sorted_columns[:count].cpu().numpy()
-            best_values[row] = sorted_row[:count].to(torch.float64).cpu().numpy()
-    return best, best_values
+def _by_sampling(
+    logits_NW: Tensor, groups: Sequence[NodeRows], target_ids_W: Tensor, count: int
+) -> Ranked:
+    """The drawn token first, then the best other ids of its q; -inf where q has no more."""
+    each = [group for group in groups for _ in range(group.num_rows)]
+    drawn = draw_chain_tokens(
+        logits_NW, [row.params for row in each], [row.position for row in each], target_ids_W
+    )
+    ids = np.zeros((len(each), count), np.int64)
+    scores = np.full((len(each), count), -np.inf)
+    for n, token in enumerate(drawn):
+        if token is None:
+            continue
+        others = [i for i in token.q.ids if i != token.token][: count - 1]
+        found = [token.token, *others]
+        ids[n, : len(found)] = found
+        scores[n, : len(found)] = [math.log(token.q.probability(i)) for i in found]
+    finite = np.array([token is not None for token in drawn])
+    return Ranked(ids, scores, finite, tuple(None if t is None else t.q for t in drawn))
+
+
+def _joined(parts: Sequence[tuple[list[int], Ranked]], num_rows: int, count: int) -> Ranked:
+    ids = np.empty((num_rows, count), np.int64)
+    scores = np.empty((num_rows, count), np.float64)
+    finite = np.empty(num_rows, np.bool_)
+    q: list[SparseQ | None] = [None] * num_rows
+    for rows, part in parts:
+        ids[rows], scores[rows], finite[rows] = part.ids, part.scores, part.finite
+        for row, of_row in zip(rows, part.q, strict=False):
+            q[row] = of_row
+    return Ranked(ids, scores, finite, tuple(q))
 
 
 def _rank(values_NW: Tensor, target_ids_W: Tensor, count: int) -> Ranked:

@@ -25,6 +25,8 @@ from protos.exchange import (
     SessionOpen,
 )
 from protos.features import FeatureForm
+from protos.params import SamplingParams
+from protos.sparse import SparseQ
 from protos.tree import CandidateTree
 
 S = TypeVar("S", bound=Session)
@@ -42,12 +44,13 @@ class Job(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an algorithm made of a job. `refused` ends the session."""
+    """What an algorithm made of a job. `refused` ends the session. q: see `DraftResult`."""
 
     status: DraftStatus = DraftStatus.OK
     tree: CandidateTree = field(default_factory=CandidateTree)
     ranked_ids: tuple[tuple[int, ...], ...] = ()
     detail: str = ""
+    q: tuple[SparseQ, ...] = ()
 
 
 class Algorithm(Protocol[S]):
@@ -158,7 +161,7 @@ class SessionDrafter(Generic[S]):
                 continue
             if isinstance(admitted, DraftResult):
                 results.append(admitted)
-            elif problem := plan_problem(work.plan, self._capabilities):
+            elif problem := plan_problem(work.plan, self._capabilities, admitted.params):
                 results.append(self.sessions.answer(work, DraftStatus.REFUSED, problem))
             else:
                 jobs.append((len(results), work, Job(admitted, work.plan)))
@@ -179,18 +182,24 @@ class SessionDrafter(Generic[S]):
         if outcome.status is DraftStatus.REFUSED:
             self.sessions.drop(work.session_id)
         answer = self.sessions.answer(work, outcome.status, outcome.detail)
-        return replace(answer, tree=outcome.tree, ranked_ids=outcome.ranked_ids)
+        return replace(answer, tree=outcome.tree, ranked_ids=outcome.ranked_ids, q=outcome.q)
 
 
-def plan_problem(plan: Plan, capabilities: Capabilities) -> str:
-    """Why this plan cannot be drafted; empty when it can."""
+def plan_problem(plan: Plan, capabilities: Capabilities, params: SamplingParams) -> str:
+    """Why this plan cannot be drafted for this request; empty when it can."""
     if plan.kind is PlanKind.NONE:
         return ""
+    if params.uses_rejection and not capabilities.gives_q:
+        return "acceptance: rejection needs a drafter that gives q"
+    is_tree = plan.kind is PlanKind.TREE or (plan.kind is PlanKind.BLOCK and plan.nodes > 0)
+    if params.uses_rejection and is_tree:
+        return "acceptance: rejection is drafted for by chains, not trees"
     if plan.kind not in capabilities.plan_kinds:
         return f"plans drafted here: {', '.join(capabilities.plan_kinds)}; not {plan.kind}"
     bounds = [("depth", plan.depth, capabilities.max_depth)]
     if plan.kind is PlanKind.TREE:
         bounds.append(("width", plan.width, capabilities.max_width))
+    if plan.kind in (PlanKind.TREE, PlanKind.STATIC):
         bounds.append(("nodes", plan.nodes, capabilities.max_nodes))
     for name, value, most in bounds:
         if not 1 <= value <= most:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from drafter_service.ranking import NodeRows, rank_children, stable_topk
+from drafter_service.ranking import NodeRows, rank_children
+from drafter_service.topk import stable_topk
 from protos.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
