@@ -106,6 +106,7 @@ def _encode_projection(projection: Projection | None) -> pb.Projection | None:
         norms=projection.norms,
         norm_eps=projection.norm_eps,
         norm_form=projection.norm_form,
+        fc_bias=projection.fc_bias,
     )
 
 
@@ -119,6 +120,7 @@ def _decode_projection(message: pb.DescribeResponse) -> Projection:
         norms=tuple(check_text("norms", name) for name in projection.norms),
         norm_eps=projection.norm_eps,
         norm_form=check_text("norm_form", projection.norm_form),
+        fc_bias=check_text("fc_bias", projection.fc_bias),
     )
 
 

@@ -14,6 +14,7 @@ class PlanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_KIND_CHAIN: _ClassVar[PlanKind]
     PLAN_KIND_TREE: _ClassVar[PlanKind]
     PLAN_KIND_BLOCK: _ClassVar[PlanKind]
+    PLAN_KIND_STATIC: _ClassVar[PlanKind]
 
 class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ PLAN_KIND_NONE: PlanKind
 PLAN_KIND_CHAIN: PlanKind
 PLAN_KIND_TREE: PlanKind
 PLAN_KIND_BLOCK: PlanKind
+PLAN_KIND_STATIC: PlanKind
 ACCEPTANCE_UNSPECIFIED: Acceptance
 ACCEPTANCE_EXACT: Acceptance
 ACCEPTANCE_REJECTION: Acceptance
@@ -113,16 +115,18 @@ class DescribeResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., plan_kinds: _Optional[_Iterable[_Union[PlanKind, str]]] = ..., digest: _Optional[str] = ..., target_digest: _Optional[str] = ..., aux_layers: _Optional[_Iterable[int]] = ..., raw_width: _Optional[int] = ..., fused_width: _Optional[int] = ..., projection: _Optional[_Union[Projection, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_width: _Optional[int] = ..., max_nodes: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., gives_q: bool = ...) -> None: ...
 
 class Projection(_message.Message):
-    __slots__ = ("fc", "norms", "norm_eps", "norm_form")
+    __slots__ = ("fc", "norms", "norm_eps", "norm_form", "fc_bias")
     FC_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
     NORM_EPS_FIELD_NUMBER: _ClassVar[int]
     NORM_FORM_FIELD_NUMBER: _ClassVar[int]
+    FC_BIAS_FIELD_NUMBER: _ClassVar[int]
     fc: str
     norms: _containers.RepeatedScalarFieldContainer[str]
     norm_eps: float
     norm_form: str
-    def __init__(self, fc: _Optional[str] = ..., norms: _Optional[_Iterable[str]] = ..., norm_eps: _Optional[float] = ..., norm_form: _Optional[str] = ...) -> None: ...
+    fc_bias: str
+    def __init__(self, fc: _Optional[str] = ..., norms: _Optional[_Iterable[str]] = ..., norm_eps: _Optional[float] = ..., norm_form: _Optional[str] = ..., fc_bias: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_sessions", "num_waiting", "busy_s", "up_s", "num_rounds")

@@ -23,6 +23,7 @@ class PlanKind(StrEnum):
     CHAIN = "chain"
     TREE = "tree"
     BLOCK = "block"
+    STATIC = "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Plan:
     """What is asked of one drafter for one round.
 
     chain: `depth` tokens. tree: at most `nodes` draft nodes (anchor not counted), `depth` levels,
-    `width` nodes expanded per level. block: `depth` masked positions (`nodes` > 0 asks for a tree
+    `width` nodes expanded per level. static: EAGLE-1's fixed tree of 25 nodes on 5 levels, cut at
+    `depth` and `nodes`. block: `depth` masked positions (`nodes` > 0 asks for a tree
     out of the block). none: absorb only.
     """
 
@@ -140,6 +142,7 @@ class Projection:
     norms: tuple[str, ...] = ()
     norm_eps: float = 1e-6
     norm_form: str = "none"
+    fc_bias: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,12 @@ one: T committed tokens come with T - 1 rows, because the anchor has not been th
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from protos.errors import MalformedRows
+
+FINAL_LAYER: Final = 65535
+"""As an aux layer: the state after the target's last norm (design 2's `final`). Sorts last."""
 
 
 class DType(StrEnum):
@@ -66,7 +70,7 @@ class ProjectionSpec:
     """Where a verifier finds a drafter's input projection, and how it is applied.
 
     aux_layers are design 2's (the raw residual stream after that decoder layer, from 0). `width`
-    is the fused row's. `file` is a safetensors file; `fc` and `norms` name tensors in it.
+    is the fused row's. `file` is a safetensors file; `fc`, `fc_bias` (where there is one) and `norms` name tensors in it.
     norm_form: `none`; `concat` (one RMSNorm over the concatenation); `each` (one per aux layer);
     `after` (one RMSNorm on the projected row, DFlash).
     """
@@ -79,3 +83,4 @@ class ProjectionSpec:
     norms: tuple[str, ...] = ()
     norm_eps: float = 1e-6
     norm_form: str = "none"
+    fc_bias: str = ""

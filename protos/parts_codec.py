@@ -19,6 +19,7 @@ KINDS: Final = {
     PlanKind.CHAIN: pb.PLAN_KIND_CHAIN,
     PlanKind.TREE: pb.PLAN_KIND_TREE,
     PlanKind.BLOCK: pb.PLAN_KIND_BLOCK,
+    PlanKind.STATIC: pb.PLAN_KIND_STATIC,
 }
 FORMS: Final = {
     FeatureForm.NONE: pb.FEATURE_FORM_NONE,
@@ -88,6 +89,8 @@ def decode_plan(message: pb.Plan, limits: Limits) -> Plan:
         raise ProtocolError(f"a plan of kind {kind} needs a depth of at least 1")
     if kind is PlanKind.TREE and min(message.width, message.nodes) < 1:
         raise ProtocolError("a tree plan needs a width and nodes of at least 1")
+    if kind is PlanKind.STATIC and message.nodes < 1:
+        raise ProtocolError("a static plan needs nodes of at least 1")
     return Plan(kind, message.depth, message.width, message.nodes)
 
 

@@ -171,7 +171,7 @@ def acks() -> st.SearchStrategy[ContextAck]:
 
 def capabilities() -> st.SearchStrategy[Capabilities]:
     projections = st.builds(
-        Projection, texts, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1), texts
+        Projection, texts, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1), texts, texts
     )
     return st.builds(
         Capabilities,

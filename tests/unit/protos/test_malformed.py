@@ -272,7 +272,7 @@ def test_another_version_is_refused_on_both_ends():
     "spoil",
     [
         edit(plan_kinds=[0]),
-        edit(plan_kinds=[1, 2, 3, 4, 1]),
+        edit(plan_kinds=[1, 2, 3, 4, 5, 1]),
         edit(aux_layers=list(range(65))),
         edit(max_context=2**32 - 1),
         edit(name="x" * (MAX_TEXT + 1)),
