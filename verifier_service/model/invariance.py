@@ -105,14 +105,14 @@ def check_steps(target: Target) -> str:
     far, near = scattered[:length], scattered[length : 2 * length]
     tail = scattered[2 * length : 2 * length + 16]
 
-    prompt = target.forward([_chunk(1, ids[:length], 0, torch.arange(1, length + 1), 1)])
+    prompt = _logits(target, [_chunk(1, ids[:length], 0, torch.arange(1, length + 1), 1)])
     cut = length // 2 + 1
-    target.forward([_chunk(1, ids[:cut], 0, far, 0)])
-    pieces = target.forward([_chunk(1, ids[cut:length], cut, far, 0)])
+    _logits(target, [_chunk(1, ids[:cut], 0, far, 0)])
+    pieces = _logits(target, [_chunk(1, ids[cut:length], cut, far, 0)])
     if not torch.equal(pieces, prompt[cut:]):
         return "a prompt in two chunks differs from the prompt in one"
     last = length - 1
-    one = target.forward([_chunk(1, ids[last:length], last, far, None)])
+    one = _logits(target, [_chunk(1, ids[last:length], last, far, None)])
     if not torch.equal(one[0], prompt[last]):
         return "one token at a time differs from a chunk"
 
@@ -121,7 +121,7 @@ def check_steps(target: Target) -> str:
     tokens = tuple(ids[last : last + 1] + [(ids[length] + 7 * n) % vocab for n in range(8)])
     tree = Span(1, tokens, last, tree_slots, parents, len(parents))
     other = _chunk(2, ids[:9], 0, near[:9], 0)
-    branched = target.forward([other, tree])
+    branched = _logits(target, [other, tree])
     if not torch.equal(branched[9], prompt[last]) or not torch.equal(branched[:9], prompt[:9]):
         return "a tree's anchor or its neighbour differs from plain decoding"
     return _check_paths(target, tokens, parents, last, far[:last], tail, branched[9:])
@@ -142,10 +142,14 @@ def _check_paths(
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         slots = torch.cat([prefix, spare[-len(path) :]])
-        chain = target.forward([_chunk(1, [tokens[n] for n in path], start, slots, 0)])
+        chain = _logits(target, [_chunk(1, [tokens[n] for n in path], start, slots, 0)])
         if not torch.equal(chain, branched[path]):
             return "a tree's node differs from plain decoding of its path"
     return ""
+
+
+def _logits(target: Target, spans: list[Span]) -> torch.Tensor:
+    return target.forward(spans).cpu()
 
 
 def _chunk(
