@@ -8,12 +8,13 @@ and names, so they accept the same files.
 from pathlib import Path
 from typing import Any
 
+from drafter_service.checkpoint.block_family import BLOCK
 from drafter_service.checkpoint.description import CheckpointDescription, CheckpointFiles, Family
 from drafter_service.checkpoint.eagle3_family import EAGLE3
 from drafter_service.checkpoint.safetensors_header import read_checkpoint_headers, read_json
 from protos.errors import CheckpointError
 
-FAMILIES: tuple[Family, ...] = (EAGLE3,)
+FAMILIES: tuple[Family, ...] = (EAGLE3, BLOCK)
 """In this order; the first that recognises a checkpoint describes it."""
 
 
