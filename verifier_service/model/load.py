@@ -4,7 +4,6 @@ Reads safetensors only, runs no code from the directory and reaches no hub. What
 exactly is refused here, by name, not at the first request.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from verifier_service.model.invariance import (
     device_note,
     find_multiple,
 )
+from verifier_service.model.numerics import fingerprint
 from verifier_service.model.quiet import no_progress_bars
 from verifier_service.model.taps import Taps
 from verifier_service.model.target import ROW_DTYPES, TransformersTarget
@@ -91,7 +91,9 @@ def load_target(
         eos_token_ids=eos_token_ids(directory, config),
         dtype=ROW_DTYPES[dtype],
         bytes_per_slot=_bytes_per_slot(config, kv_heads, own_taps, dtype),
-        fingerprint=_fingerprint(digest, dtype, fused, device),
+        fingerprint=fingerprint(
+            digest, dtype, "fused" if fused else "modules", describe_device(device)
+        ),
         invariant=not note,
         invariance_note=note,
     )
@@ -198,17 +200,3 @@ def _bytes_per_slot(
 ) -> int:
     elements = 2 * config.num_hidden_layers * kv_heads[0] * kv_heads[1] + sum(taps.widths.values())
     return int(elements * dtype.itemsize)
-
-
-def _fingerprint(digest: str, dtype: torch.dtype, fused: bool, device: torch.device) -> str:
-    """Verifiers with the same fingerprint give the same bits."""
-    parts = (
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        str(torch.get_num_threads()),
-        str(dtype),
-        digest,
-        "fused" if fused else "modules",
-        *filter(None, [describe_device(device)]),
-    )
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

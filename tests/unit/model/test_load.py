@@ -10,6 +10,7 @@ from protos.errors import CheckpointError, ConfigError
 from protos.features import DType
 from tests.tiny import EOS_ID, tiny_llama_dir
 from verifier_service.model.load import load_target
+from verifier_service.model.numerics import code_digest
 from verifier_service.model.target import TransformersTarget
 from verifier_service.step import Target
 
@@ -73,6 +74,16 @@ def test_fingerprint_tells_dtypes_and_fusion_apart(tiny_target):
         for fuse in (True, False)
     }
     assert len(found) == 4
+
+
+def test_fingerprint_tells_other_arithmetic_code_apart(tmp_path):
+    for room in ("model", "sampling"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "sums.py").write_text("a + b\n")
+    before = code_digest(tmp_path)
+    assert code_digest(tmp_path) == before
+    (tmp_path / "model" / "sums.py").write_text("b + a\n")
+    assert code_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("length", [0, 2049])
