@@ -17,7 +17,8 @@ from verifier_service.step import Span, Target
 
 MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
-_COUNTS = (4, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+_COUNTS = (*range(4, 68, 4), 96, 128, 256, 512)
+"""Row counts tried: every padded size that decoding has, and sizes of prompt chunks."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 CHECK_SLOTS = 512
