@@ -2,8 +2,8 @@
 
 Torch-free, and imports no drafter until one is asked for, so that a head node can check a whole
 cluster. A loader is `load(settings, target_dir, incarnation) -> Drafter`. A kind that eats feature
-rows also names `describe(directory, num_target_layers)`, torch-free, whose result tells by its
-`projection` which rows a verifier must keep. Other packages register in the entry point groups
+rows also names `describe(directory, num_target_layers)`, torch-free, which says which
+rows a verifier must keep. Other packages register in the entry point groups
 `outrider.drafters` (the loader) and `outrider.descriptions`, under the kind's name. A name of ours
 stays ours.
 """
@@ -44,8 +44,20 @@ class Description(Protocol):
     """What a checkpoint says of itself, as far as a verifier must know it."""
 
     @property
+    def digest(self) -> str:
+        """Identifies the checkpoint; as in the drafter's capability record."""
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers whose states make a row (design 2); empty when no rows are wanted."""
+
+    @property
+    def aux_candidates(self) -> tuple[tuple[int, ...], ...]:
+        """Every reading of the layer ids where their convention is not known; else empty."""
+
+    @property
     def projection(self) -> ProjectionSpec | None:
-        """The input projection that the verifier runs; None when no rows are wanted."""
+        """The input projection that the verifier runs; None: rows are sent raw."""
 
 
 def known_kinds() -> tuple[str, ...]:

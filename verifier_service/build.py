@@ -25,6 +25,8 @@ from verifier_service.model.embedded import default_cache_dir, ensure_embedded_t
 from verifier_service.model.load import load_target
 from verifier_service.model.target import ROW_DTYPES
 from verifier_service.pairing import row_form, tap_for
+from verifier_service.pairs.book import PairBook
+from verifier_service.pairs.text import read_text, text_ids
 from verifier_service.planning.costs import VerifyCosts
 from verifier_service.planning.measure import load_or_measure
 from verifier_service.planning.planner import AdaptivePlanner
@@ -51,8 +53,9 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
     security = security_of(settings)
     taps = _taps(settings.drafters, security, settings.describe_s)
     by_name = {row_dtype.value: dtype for dtype, row_dtype in ROW_DTYPES.items()}
+    directory = target_directory(settings.target)
     target = load_target(
-        target_directory(settings.target),
+        directory,
         by_name[settings.dtype],
         taps,
         num_threads=settings.num_threads or None,
@@ -60,10 +63,12 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
     )
     facts, rows = target.facts, PagedRows(target)
     forms = {tap.key: row_form(tap, target.row_width(tap.key), facts.dtype) for tap in taps}
+    end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms)
     exchange = DraftExchange(
-        TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms),
+        end,
         rows,
         ExchangeSettings(security=security),
+        pair_book(target, end, directory, settings.engine.min_agreement),
     )
     planner = _planner(settings, target)
     engine = Engine(
@@ -72,6 +77,19 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
     for drafter in settings.drafters:
         exchange.set_replicas(drafter.name, [DrafterReplica(drafter.address)])
     return VerifierParts(EngineService(engine), exchange)
+
+
+def pair_book(
+    target: Target, end: TargetEnd, directory: Path, min_agreement: float
+) -> PairBook | None:
+    """What tests drafters beside this target; None when any drafter is to be used.
+
+    Reads the test text with the target, so it comes before the engine.
+    """
+    if min_agreement <= 0:
+        return None
+    text = read_text(target, text_ids(directory, end.vocab_size), tuple(end.taps or ()))
+    return PairBook(text, end, min_agreement)
 
 
 def security_of(settings: VerifierSettings) -> Security:

@@ -74,6 +74,13 @@ class EngineSection(_Section):
     max_draft_wait_s: float = Field(
         default=0.5, gt=0, le=60, description="The longest that a step may wait for drafts."
     )
+    min_agreement: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="A drafter whose first guesses on the test text are right less often is not "
+        "used; 0 uses any.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

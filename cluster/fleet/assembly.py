@@ -5,22 +5,23 @@ for seconds. Knows no Ray. Invariant: every drafter with a checkpoint has its fe
 beside the KV, under its digest, wherever it runs.
 """
 
-import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import NGRAM, ClusterConfig, DrafterEntry
+from cluster.fleet.pairs import best_reading, candidate_taps, log_choice, try_readings
 from drafter_service.config import DrafterSettings
 from protos.errors import ConfigError
-from protos.features import ProjectionSpec
 from verifier_service.config import EMBEDDED
 
 if TYPE_CHECKING:
+    from drafter_service.kinds import Description
     from drafter_service.server import DrafterServer
+    from verifier_service.engine.draft_form import TargetEnd
     from verifier_service.engine.drafting import DraftExchange
-    from verifier_service.engine.ports import RowReader
     from verifier_service.engine.service import EngineService
     from verifier_service.step import TapSpec, Target
 
@@ -33,10 +34,10 @@ class VerifierParts:
     exchange: "DraftExchange"
 
 
-def projection_of(
+def describe_entry(
     entry: DrafterEntry, num_target_layers: int | None = None
-) -> ProjectionSpec | None:
-    """The input projection that verifiers run for this drafter; None when it eats tokens only.
+) -> "Description | None":
+    """What this drafter's checkpoint says of itself; None when it eats tokens only.
 
     Torch-free. num_target_layers is needed by checkpoints that do not name their aux layers.
     Raises: CheckpointError, ConfigError.
@@ -45,9 +46,7 @@ def projection_of(
         return None
     from drafter_service.kinds import describe_checkpoint
 
-    directory = checkpoint_dir(entry.checkpoint)
-    description = describe_checkpoint(entry.kind, directory, num_target_layers)
-    return None if description is None else description.projection
+    return describe_checkpoint(entry.kind, checkpoint_dir(entry.checkpoint), num_target_layers)
 
 
 def checkpoint_dir(name: str) -> Path:
@@ -69,7 +68,9 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     Raises: CheckpointError, ConfigError, IncompatiblePair.
     """
-    from verifier_service.build import engine_settings
+    from protos.channel import Security
+    from verifier_service.build import engine_settings, pair_book
+    from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
     from verifier_service.engine.loop import Engine
     from verifier_service.engine.rows import PagedRows
     from verifier_service.engine.service import EngineService
@@ -82,52 +83,72 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     section = config.verifier
     target_dir = resolve_target(section.target)
-    taps = _taps(config, num_layers_of(target_dir))
     by_name = {row_dtype.value: dtype for dtype, row_dtype in ROW_DTYPES.items()}
-    target = load_target(
-        target_dir,
-        by_name[section.dtype],
-        taps,
-        num_threads=section.num_threads,
-        max_context=section.engine.max_context,
-    )
+
+    def load(taps: "Sequence[TapSpec]") -> "Target":
+        return load_target(
+            target_dir,
+            by_name[section.dtype],
+            taps,
+            num_threads=section.num_threads,
+            max_context=section.engine.max_context,
+        )
+
+    taps = _taps(config, target_dir, load)
+    target = load(taps)
     rows = PagedRows(target)
-    exchange = _exchange(target, taps, rows, token)
+    end = _target_end(target, taps)
+    exam = pair_book(target, end, target_dir, section.engine.min_agreement)
+    exchange = DraftExchange(end, rows, ExchangeSettings(security=Security(token=token)), exam)
     _add_local(exchange, config, target_dir)
     planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
     return VerifierParts(EngineService(Engine(target, exchange, planner, sizes, rows)), exchange)
 
 
-def num_layers_of(target_dir: Path) -> int | None:
-    """Decoder layers of the target, as its config says."""
-    config = json.loads((target_dir / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config", config)
-    layers = text.get("num_hidden_layers")
-    return None if layers is None else int(layers)
+def _taps(
+    config: ClusterConfig, target_dir: Path, load: "Callable[[Sequence[TapSpec]], Target]"
+) -> "list[TapSpec]":
+    """Rows to keep, one tap per checkpoint, whoever runs it.
+
+    `load` reads the target for the test of checkpoints that leave their layer ids open.
+    """
+    from drafter_service.checkpoint.describe import target_layers
+
+    num_layers = target_layers(target_dir)
+    taps: dict[str, TapSpec] = {}
+    for entry in config.drafters:
+        description = describe_entry(entry, num_layers)
+        readings = candidate_taps(description)
+        if description is None or not readings or description.digest in taps:
+            continue
+        tap = readings[0]
+        if len(readings) > 1:
+            tap = _best_tap(entry, readings, target_dir, load(readings))
+        taps[description.digest] = replace(tap, key=description.digest)
+    return list(taps.values())
 
 
-def _taps(config: ClusterConfig, num_layers: int | None) -> "list[TapSpec]":
-    """Rows to keep, one tap per checkpoint, whoever runs it."""
-    from verifier_service.step import TapSpec
+def _best_tap(
+    entry: DrafterEntry, readings: "Sequence[TapSpec]", target_dir: Path, target: "Target"
+) -> "TapSpec":
+    """The reading of a checkpoint's layer ids with which its first guesses are right most often."""
+    from drafter_service.build import build_drafter
 
-    found = (projection_of(entry, num_layers) for entry in config.drafters)
-    specs = {spec.digest: spec for spec in found if spec is not None}
-    return [TapSpec(digest, spec.aux_layers, spec) for digest, spec in specs.items()]
+    drafter = build_drafter(drafter_settings(entry, target_dir), target_dir)
+    tried = try_readings(target, target_dir, readings, drafter)
+    chosen = best_reading(tried)
+    log_choice(entry.name, tried, chosen)
+    return readings[tried.index(chosen)]
 
 
-def _exchange(
-    target: "Target", taps: "list[TapSpec]", rows: "RowReader", token: str
-) -> "DraftExchange":
-    from protos.channel import Security
+def _target_end(target: "Target", taps: "Sequence[TapSpec]") -> "TargetEnd":
     from verifier_service.engine.draft_form import TargetEnd
-    from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
     from verifier_service.pairing import row_form
 
     facts = target.facts
     forms = {tap.key: row_form(tap, target.row_width(tap.key), facts.dtype) for tap in taps}
-    end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms)
-    return DraftExchange(end, rows, ExchangeSettings(security=Security(token=token)))
+    return TargetEnd(facts.vocab_size, facts.max_context, facts.digest, forms)
 
 
 def _add_local(exchange: "DraftExchange", config: ClusterConfig, target_dir: Path) -> None:

@@ -70,15 +70,20 @@ def _serve_faults(document: dict[str, object]) -> list[str]:
 
 def disk_faults(config: ClusterConfig) -> list[str]:
     """What a config names that is not there, or cannot be used, on this machine."""
-    from cluster.fleet.assembly import projection_of
+    from cluster.fleet.assembly import describe_entry
+    from drafter_service.checkpoint.describe import target_layers
 
     faults: list[str] = []
     target = config.verifier.target
-    if target != EMBEDDED and not (Path(target).expanduser() / "config.json").is_file():
-        faults.append("verifier.target: holds no config.json")
+    num_layers: int | None = None
+    if target != EMBEDDED:
+        try:
+            num_layers = target_layers(Path(target).expanduser())
+        except OutriderError:
+            faults.append("verifier.target: holds no config.json")
     for number, entry in enumerate(config.drafters):
         try:
-            projection_of(entry)
+            describe_entry(entry, num_layers)
         except OutriderError as error:
             faults.append(f"drafters.{number}.checkpoint: {error}")
     if config.http.api_keys_file and not Path(config.http.api_keys_file).is_file():

@@ -12,7 +12,7 @@ from tests.fakes import Client, HashTarget
 from verifier_service.engine.draft_form import RowForm, TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
 from verifier_service.engine.loop import Engine
-from verifier_service.engine.ports import RowReader, SourcePlan
+from verifier_service.engine.ports import PairExam, RowReader, SourcePlan
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
@@ -65,6 +65,7 @@ class House:
         settings: EngineSettings | None = None,
         exchange: ExchangeSettings | None = None,
         read_rows: RowReader | None = None,
+        exam: Callable[[WideRowTarget], PairExam] | None = None,
     ) -> None:
         self.target = WideRowTarget(row_width)
         rows = PagedRows(self.target)
@@ -73,6 +74,7 @@ class House:
             TargetEnd(VOCAB, CONTEXT, "fake", taps),
             read_rows or rows,
             exchange or ExchangeSettings(Security(token=TOKEN)),
+            None if exam is None else exam(self.target),
         )
         self.engine = Engine(
             self.target,

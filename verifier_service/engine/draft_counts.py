@@ -18,6 +18,7 @@ class DraftCounts:
     after it. rerooted: late ones that still fitted; stale: those that did not. lost, not_ready,
     refused: answers without a draft. malformed: answers that broke the contract. unanswered:
     the deadline passed first. rows_missing: requests whose rows the target does not keep.
+    pairs_refused: replicas left out because they do not belong to this target.
     feature_bytes: rows sent. wait_s: time steps were held. reply_s: send to answer, over `timed`
     answers, of which drafter_s inside the drafter; the rest is wire.
     """
@@ -33,6 +34,7 @@ class DraftCounts:
     malformed: int = 0
     unanswered: int = 0
     rows_missing: int = 0
+    pairs_refused: int = 0
     feature_bytes: int = 0
     wait_s: float = 0.0
     timed: int = 0

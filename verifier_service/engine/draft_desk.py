@@ -61,7 +61,7 @@ class DraftDesk:
         elif isinstance(event, AckIn):
             self._take_ack(event, peer, tally, step)
         elif isinstance(event, PeerUp):
-            self._connect(event, peer)
+            self._connect(event, peer, tally)
         elif isinstance(event, PeerDown):
             self._disconnect(event, peer, step)
         elif isinstance(event, ProbeDone):
@@ -167,13 +167,17 @@ class DraftDesk:
             step.give_up_session(entry.session.session_id)
         self._book.refuse(entry)
 
-    def _connect(self, event: PeerUp, peer: DraftPeer) -> None:
+    def _connect(self, event: PeerUp, peer: DraftPeer, tally: SourceTally) -> None:
+        trouble = event.trouble
         try:
             form = choose_form(event.capabilities, self._target)
         except IncompatiblePair as error:
-            if str(error) != peer.trouble:
-                _logger.warning("%s at %s is not used: %s", peer.source, peer.address, error)
-            peer.trouble, peer.is_up = str(error), True
+            trouble = str(error)
+        if trouble:
+            if trouble != peer.trouble:
+                _logger.warning("%s at %s is not used: %s", peer.source, peer.address, trouble)
+                tally.add("pairs_refused")
+            peer.trouble, peer.is_up = trouble, True
             return
         for entry in list(self._book.at(peer)):
             if entry.session.form != form:

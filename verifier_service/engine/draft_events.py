@@ -11,11 +11,12 @@ from protos.exchange import Capabilities, ContextAck, DrafterLoad
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Connected; both streams stand."""
+    """Connected; both streams stand. trouble: why the pair is not used, if it was tested."""
 
     peer_id: int
     capabilities: Capabilities
     load: DrafterLoad
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,15 @@ from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.draft_peer import DraftPeer
 from verifier_service.engine.draft_round import DraftRound
 from verifier_service.engine.draft_session import Question, Reply, RowsMissing
-from verifier_service.engine.local_link import LocalDrafter, LocalLink
-from verifier_service.engine.ports import Draft, DraftAsk, RowReader, SequenceView, SourceInfo
+from verifier_service.engine.local_link import LocalDrafter, LocalLink, ask_local
+from verifier_service.engine.ports import (
+    Draft,
+    DraftAsk,
+    PairExam,
+    RowReader,
+    SequenceView,
+    SourceInfo,
+)
 from verifier_service.engine.remote_link import RemoteLink
 from verifier_service.engine.replica_pool import ReplicaPool
 from verifier_service.engine.session_book import Entry, SessionBook
@@ -58,10 +65,16 @@ class DraftExchange:
     """Implements the `Drafting` port."""
 
     def __init__(
-        self, target: TargetEnd, read_rows: RowReader, settings: ExchangeSettings | None = None
+        self,
+        target: TargetEnd,
+        read_rows: RowReader,
+        settings: ExchangeSettings | None = None,
+        exam: PairExam | None = None,
     ) -> None:
+        """exam: asked once per connection whether the drafter belongs here; None: all do."""
         self._settings = settings or ExchangeSettings()
         self._read_rows = read_rows
+        self._exam = exam
         rng = random.SystemRandom()
         self._verifier_id = rng.getrandbits(64)
         self._limits = Limits(
@@ -100,7 +113,10 @@ class DraftExchange:
         peer.transport = LocalLink(peer_id, drafter, self._events)
         self._pool(name).add(peer)
         self._desk.seat(peer, self._pool(name).tally)
-        self._desk.take(PeerUp(peer_id, capabilities, peer.load), None)
+        trouble = ""
+        if self._exam is not None:
+            trouble = self._exam.trouble(capabilities, lambda work: ask_local(drafter, work))
+        self._desk.take(PeerUp(peer_id, capabilities, peer.load, trouble), None)
 
     def sources(self) -> list[SourceInfo]:
         """Sources that can be asked now."""
@@ -153,6 +169,7 @@ class DraftExchange:
             self._verifier_id,
             self._limits,
             self._events,
+            self._exam,
         )
         return peer
 

@@ -27,6 +27,12 @@ class LocalDrafter(Protocol):
         """One acknowledgement per piece."""
 
 
+def ask_local(drafter: LocalDrafter, work: DraftWork) -> DraftResult | None:
+    """One work and its answer; None for one that closes."""
+    results = drafter.handle([work])
+    return results[0] if results else None
+
+
 class LocalLink:
     """Transport to a drafter of this process."""
 

@@ -4,11 +4,11 @@ Both are advisers: whatever they do, they change how many tokens a step reveals,
 loop hands out views, gets values back, and alone commits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.exchange import Capabilities, Plan
+from protos.exchange import Capabilities, DraftResult, DraftWork, Plan
 from protos.features import FeatureRows
 from protos.generation import Speculation
 from protos.params import SamplingParams
@@ -44,6 +44,18 @@ class RowReader(Protocol):
 
     def __call__(self, key: int, tap: str, start: int, end: int) -> FeatureRows | None:
         """Rows [start, end) of request `key` under `tap`; None when they do not exist."""
+
+
+class PairExam(Protocol):
+    """Says whether a drafter belongs to this target; called when one is met, off the steps."""
+
+    def trouble(
+        self, capabilities: Capabilities, ask: Callable[[DraftWork], DraftResult | None]
+    ) -> str:
+        """Why this drafter is not used; empty when it is.
+
+        ask: hands the drafter one work and waits; None when none is due or it was malformed.
+        """
 
 
 @dataclass(frozen=True, slots=True)

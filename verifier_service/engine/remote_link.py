@@ -23,7 +23,7 @@ from protos.channel_errors import error_from_rpc
 from protos.codec import decode_ack, decode_draft_reply, encode_context, encode_draft_request
 from protos.describe_codec import decode_description, encode_describe_request
 from protos.errors import OutriderError, PeerUnavailable, ProtocolError
-from protos.exchange import ContextRows, DraftWork
+from protos.exchange import Capabilities, ContextRows, DraftResult, DraftWork
 from protos.limits import Limits
 from verifier_service.engine.draft_events import (
     AckIn,
@@ -34,11 +34,15 @@ from verifier_service.engine.draft_events import (
     PeerUp,
     ProbeDone,
 )
+from verifier_service.engine.ports import PairExam
 
 CONNECT_TIMEOUT_S: Final = 2.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 """Between attempts to connect: drafting is back within seconds of the drafter's return."""
+
+EXAM_S: Final = 30.0
+"""What a replica is given to show that it belongs to the target."""
 
 PATIENCE_S: Final = 1.0
 """What a peer is given to end its streams before they are cut."""
@@ -88,6 +92,7 @@ class RemoteLink:
         verifier_id: int,
         limits: Limits,
         events: EventQueue,
+        exam: PairExam | None = None,
     ) -> None:
         self._peer_id = peer_id
         self._address = address
@@ -95,6 +100,7 @@ class RemoteLink:
         self._metadata = call_metadata(security, verifier_id)
         self._limits = limits
         self._events = events
+        self._exam = exam
         self._channel: grpc.Channel | None = None
         self._connection: _Connection | None = None
         self._closing = threading.Event()
@@ -195,9 +201,10 @@ class RemoteLink:
         connection = _Connection(stub)
         drafts = stub.Draft(iter(connection.drafts), metadata=self._metadata)
         acks = stub.Context(iter(connection.pieces), metadata=self._metadata)
+        trouble = self._examine(capabilities, connection, drafts)
         self._connection = connection
         self._said = ""
-        self._events.put(PeerUp(self._peer_id, capabilities, load))
+        self._events.put(PeerUp(self._peer_id, capabilities, load, trouble))
         reader = threading.Thread(
             target=self._read_acks, args=(acks, drafts), name="acks", daemon=True
         )
@@ -209,6 +216,35 @@ class RemoteLink:
         finally:
             acks.cancel()
             reader.join()
+
+    def _examine(
+        self, capabilities: Capabilities, connection: _Connection, drafts: "grpc.Call"
+    ) -> str:
+        """Let the exam ask this replica over its own stream, before anyone else knows of it."""
+        if self._exam is None:
+            return ""
+
+        def ask(work: DraftWork) -> DraftResult | None:
+            connection.drafts.put(encode_draft_request(0, EXAM_S, [work]))
+            if work.close:
+                return None
+            while True:
+                answer = decode_draft_reply(next(drafts), self._limits)  # type: ignore[call-overload]  # grpc-stubs: calls iterate
+                if answer.malformed:
+                    return None
+                for result in answer.results:
+                    if (result.session_id, result.base_len) == (work.session_id, work.base_len):
+                        return result
+
+        timer = threading.Timer(EXAM_S, drafts.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._exam.trouble(capabilities, ask)
+        except StopIteration as error:
+            raise PeerUnavailable("the drafter ended the stream") from error
+        finally:
+            timer.cancel()
 
     def _decode_answer(self, message: pb.DraftReply) -> AnswerIn | AnswerBroken:
         at_s = time.monotonic()

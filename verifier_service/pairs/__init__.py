@@ -1,0 +1,1 @@
+"""Pairs are tested, not drafters: does this drafter guess what this target says? (design 7)"""
