@@ -12,6 +12,8 @@ D head_dim, T tiles, P = T * TILE positions, M = n * G query rows of one head, p
 
 import torch
 
+from verifier_service.model.flex import Flex, FlexAttention
+from verifier_service.model.flex_layout import FlexGroup
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring, cap, hide, soften
 from verifier_service.model.kv import TILE, Pool
 from verifier_service.model.layout import ChainGroup, StepLayout
@@ -20,15 +22,13 @@ from verifier_service.model.tree_layout import TreeGroup
 
 
 class StepAttention:
-    """Attention of one step, for all layers of one shape."""
+    """Attention of one step, for all layers of one shape, by the backend it is laid out for."""
 
-    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
-        self._parts = [
-            TreeAttention(group, shape, pool)
-            if isinstance(group, TreeGroup)
-            else ChainAttention(group, shape, pool)
-            for group in layout.groups
-        ]
+    def __init__(
+        self, layout: StepLayout, shape: AttentionShape, pool: Pool, flex: Flex | None = None
+    ) -> None:
+        """flex: needed for a layout in groups for FlexAttention."""
+        self._parts = [_part(group, shape, pool, flex) for group in layout.groups]
 
     def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Say where scaled queries [R, A, D] come from and where outputs [R, A, D] go.
@@ -42,6 +42,17 @@ class StepAttention:
         """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
         for part in self._parts:
             part.attend(layer, scoring)
+
+
+def _part(
+    group: ChainGroup | TreeGroup | FlexGroup, shape: AttentionShape, pool: Pool, flex: Flex | None
+) -> "ChainAttention | TreeAttention | FlexAttention":
+    if isinstance(group, TreeGroup):
+        return TreeAttention(group, shape, pool)
+    if isinstance(group, ChainGroup):
+        return ChainAttention(group, shape, pool)
+    assert flex is not None
+    return FlexAttention(group, shape, pool, flex)
 
 
 class ChainAttention:

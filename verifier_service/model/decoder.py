@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from protos.errors import CheckpointError
 from verifier_service.model.attention import StepAttention
+from verifier_service.model.flex import Flex
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.kv import Pool
@@ -34,10 +35,14 @@ _HARMLESS = frozenset(
 class StepContext:
     """What a decoder needs of one step beside its rows."""
 
-    def __init__(self, layout: StepLayout, pool: Pool, multiple: int) -> None:
+    def __init__(
+        self, layout: StepLayout, pool: Pool, multiple: int, flex: Flex | None = None
+    ) -> None:
+        """flex: what computes attention, when the layout is for it."""
         self.layout = layout
         self.pool = pool
         self.multiple = multiple
+        self._flex = flex
         self.num_calls = 0
         self._attentions: dict[AttentionShape, StepAttention] = {}
         first = layout.first_slot
@@ -55,7 +60,7 @@ class StepContext:
         pool = self.pool
         shape = AttentionShape(num_heads, pool.num_heads, pool.head_dim, self.multiple)
         if shape not in self._attentions:
-            self._attentions[shape] = StepAttention(self.layout, shape, pool)
+            self._attentions[shape] = StepAttention(self.layout, shape, pool, self._flex)
         return self._attentions[shape]
 
 

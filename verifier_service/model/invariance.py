@@ -17,7 +17,7 @@ from verifier_service.step import Span, Target
 
 MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
-_COUNTS = (*range(4, 68, 4), 96, 128, 256, 512)
+_COUNTS: tuple[int, ...] = (*range(4, 68, 4), 96, 128, 256, 512)
 """Row counts tried: every padded size that decoding has, and sizes of prompt chunks."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""

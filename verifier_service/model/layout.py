@@ -2,7 +2,8 @@
 
 Pure index work, done once per step and used by every layer. Spans without branches become blocks
 of at most BLOCK_ROWS rows; blocks of equal row count and similar length that must be gathered
-anyway share one group. A branching span is a group of its own.
+anyway share one group. A branching span is a group of its own. For FlexAttention spans stand in
+their own order and are grouped by size (flex_layout.py).
 
     flat rows   [ span a | span b | span c, block 1 | c, block 2 | ... | padding ]
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verifier_service.model.flex_layout import FlexGroup, NodeOrder, flex_groups, node_order
 from verifier_service.model.kv import TILE
 from verifier_service.model.tree_layout import TreeGroup, tree_group
 from verifier_service.step import Span
@@ -62,7 +64,7 @@ class StepLayout:
     slots: torch.Tensor
     num_rows: int
     first_slot: int | None
-    groups: tuple[ChainGroup | TreeGroup, ...]
+    groups: tuple[ChainGroup | TreeGroup | FlexGroup, ...]
     logit_rows: tuple[int, ...]
 
 
@@ -82,9 +84,14 @@ class _Block:
         return -(-(self.start + self.num_rows) // TILE)
 
 
-def lay_out(spans: Sequence[Span], multiple: int, dtype: torch.dtype) -> StepLayout:
-    """The layout of one step; flat rows padded to `multiple`, masks in `dtype`."""
-    groups: list[ChainGroup | TreeGroup] = []
+def lay_out(
+    spans: Sequence[Span], multiple: int, dtype: torch.dtype, for_flex: bool = False
+) -> StepLayout:
+    """The layout of one step; flat rows padded to `multiple`, masks in `dtype`.
+
+    for_flex: in groups for FlexAttention instead of tiles.
+    """
+    groups: list[ChainGroup | TreeGroup | FlexGroup] = []
     ids: list[int] = []
     positions: list[int] = []
     slots: list[torch.Tensor] = []
@@ -100,14 +107,22 @@ def lay_out(spans: Sequence[Span], multiple: int, dtype: torch.dtype) -> StepLay
         slots.append(span.slots[start : start + count])
         return row
 
-    for bunch in _bunches(spans):
-        rows = [place(block.span, block.first, block.num_rows) for block in bunch]
-        groups.append(_chain_group(bunch, rows[0], dtype))
-    for span in spans:
-        if span.parents is not None:
-            tree = tree_group(span, len(ids), dtype)
-            place(span, 0, span.num_rows, tree.positions.tolist())
-            groups.append(tree)
+    if for_flex:
+        placed: list[tuple[Span, int, NodeOrder]] = []
+        for span in spans:
+            nodes = node_order(span)
+            where = (span.start + nodes.depth).tolist()
+            placed.append((span, place(span, 0, span.num_rows, where), nodes))
+        groups += flex_groups(placed)
+    else:
+        for bunch in _bunches(spans):
+            rows = [place(block.span, block.first, block.num_rows) for block in bunch]
+            groups.append(_chain_group(bunch, rows[0], dtype))
+        for span in spans:
+            if span.parents is not None:
+                tree = tree_group(span, len(ids), dtype)
+                place(span, 0, span.num_rows, tree.positions.tolist())
+                groups.append(tree)
 
     num_rows = len(ids)
     padding = -num_rows % multiple

@@ -1,0 +1,147 @@
+"""Paged tree attention by torch's FlexAttention: the backend for GPUs, behind StepAttention.
+
+One fused kernel reads keys where they lie in the pool, block by block, and asks a rule which of
+them a row sees (flex_layout.py). Soft-cap is a score rule; sinks are what the log of the softmax's
+denominator allows to add afterwards. Knows no model. Not invariant: the kernel's reduction depends
+on the blocks that a span happens to own, so `invariant: false` is reported with it.
+
+Shapes: as in flex_layout.py; A query heads, H key-value heads, D head_dim, S slots.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from verifier_service.model.flex_layout import BLOCK, FlexGroup
+from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.kv import Pool
+
+Flex: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, object]]
+"""flex_attention, compiled or not."""
+_Rule: TypeAlias = Callable[..., torch.Tensor]
+
+
+def compiled_flex() -> Flex:
+    """FlexAttention as one kernel, for any size of a step. Compiles on its first calls."""
+    flex: Flex = torch.compile(flex_attention, dynamic=True)
+    return flex
+
+
+class FlexQueries:
+    """Where queries come from and outputs go: HeadRows' place in StepAttention."""
+
+    def __init__(self) -> None:
+        self.source = self.sink = torch.empty(0)
+
+    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Scaled queries and outputs of the whole step, [R, A, D] each."""
+        self.source, self.sink = queries, out
+
+
+class FlexAttention:
+    """One group of spans, for all layers of one shape."""
+
+    rows = slice(None)
+    """Of the flat batch: the group picks its own."""
+
+    def __init__(self, group: FlexGroup, shape: AttentionShape, pool: Pool, flex: Flex) -> None:
+        self._group = group
+        self._pool = pool
+        self._flex = flex
+        self._split = (group.num_spans, group.num_rows, shape.num_heads, shape.head_dim)
+        self.queries = FlexQueries()
+        size = (group.num_spans, pool.num_slots)
+        # Index of a slot among each span's own, [N, S]; spans may share slots.
+        self._places = torch.full(size, -1, dtype=torch.int32, device=pool.kv.device)
+        self._places.index_put_((group.owners, group.slots), group.places)
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """StepAttention.attend for this group's rows."""
+        group, queries = self._group, self.queries
+        keys, values = self._pool.layers[layer][:, None].unbind(0)
+        asked = queries.source.index_select(0, group.rows).view(self._split).transpose(1, 2)
+        found = self._flex(
+            asked,
+            keys,
+            values,
+            score_mod=_cap_rule(scoring.softcap),
+            block_mask=self._mask(scoring.window),
+            scale=1.0,
+            enable_gqa=True,
+            return_aux=None if scoring.sinks is None else AuxRequest(lse=True),
+        )
+        mixed = _with_sinks(found, scoring.sinks)
+        flat = mixed.transpose(1, 2).reshape(-1, *self._split[2:])
+        queries.sink.index_copy_(0, group.targets, flat.index_select(0, group.entries))
+
+    def _mask(self, window: int | None) -> BlockMask:
+        if window not in self._masks:
+            group = self._group
+            self._masks[window] = BlockMask.from_kv_blocks(
+                group.num_blocks,
+                group.blocks,
+                BLOCK_SIZE=BLOCK,
+                mask_mod=self._rule(window),
+                seq_lengths=(group.num_rows, self._pool.num_slots),
+                compute_q_blocks=False,
+            )
+        return self._masks[window]
+
+    def _rule(self, window: int | None) -> _Rule:
+        """Whether row `q` of span `b` sees slot `kv`."""
+        group, places = self._group, self._places
+        starts, enter, leave = group.starts, group.enter, group.leave
+        positions, last_row = group.positions, group.num_rows - 1
+
+        def sees(
+            b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+        ) -> torch.Tensor:
+            place = places[b, kv]
+            node = place - starts[b]
+            row = node.clamp(0, last_row)
+            on_path = (enter[b, row] <= enter[b, q]) & (enter[b, q] < leave[b, row])
+            return (place >= 0) & ((node < 0) | on_path)
+
+        if window is None:
+            return sees
+        # A tensor: a number would be a program of its own for every window.
+        reach = torch.full((), window, dtype=torch.int32, device=places.device)
+
+        def sees_near(
+            b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+        ) -> torch.Tensor:
+            place = places[b, kv]
+            node = place - starts[b]
+            at = torch.where(node < 0, place, positions[b, node.clamp(0, last_row)])
+            return sees(b, h, q, kv) & (at > positions[b, q] - reach)
+
+        return sees_near
+
+
+def _cap_rule(softcap: float | None) -> _Rule | None:
+    if softcap is None:
+        return None
+
+    def capped(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def _with_sinks(
+    found: torch.Tensor | tuple[torch.Tensor, object], sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """[N, A, n, D]; a sink takes exp(sink) / (exp(lse) + exp(sink)) of the weight away."""
+    if isinstance(found, torch.Tensor):
+        return found
+    mixed, aux = found
+    lse = getattr(aux, "lse", None)
+    assert sinks is not None
+    assert isinstance(lse, torch.Tensor), "asked for with return_aux"
+    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])
+    return mixed * share[..., None].to(mixed.dtype)
