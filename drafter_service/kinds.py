@@ -36,6 +36,7 @@ class Kind:
 
 BUILT_IN = {
     "ngram": Kind("drafter_service.ngram.load:load_ngram"),
+    "draft_model": Kind("drafter_service.draft_model.load:load_draft_model"),
     "eagle3": Kind("drafter_service.eagle3.load:load_eagle3", _DESCRIBE),
 }
 
