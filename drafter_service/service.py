@@ -44,13 +44,14 @@ class Job(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an algorithm made of a job. `refused` ends the session. q: see `DraftResult`."""
+    """What an algorithm made of a job. `refused` ends the session. The rest: see `DraftResult`."""
 
     status: DraftStatus = DraftStatus.OK
     tree: CandidateTree = field(default_factory=CandidateTree)
     ranked_ids: tuple[tuple[int, ...], ...] = ()
     detail: str = ""
     q: tuple[SparseQ, ...] = ()
+    confidences: tuple[float, ...] = ()
 
 
 class Algorithm(Protocol[S]):
@@ -182,7 +183,13 @@ class SessionDrafter(Generic[S]):
         if outcome.status is DraftStatus.REFUSED:
             self.sessions.drop(work.session_id)
         answer = self.sessions.answer(work, outcome.status, outcome.detail)
-        return replace(answer, tree=outcome.tree, ranked_ids=outcome.ranked_ids, q=outcome.q)
+        return replace(
+            answer,
+            tree=outcome.tree,
+            ranked_ids=outcome.ranked_ids,
+            q=outcome.q,
+            confidences=outcome.confidences,
+        )
 
 
 def plan_problem(plan: Plan, capabilities: Capabilities, params: SamplingParams) -> str:
@@ -199,7 +206,7 @@ def plan_problem(plan: Plan, capabilities: Capabilities, params: SamplingParams)
     bounds = [("depth", plan.depth, capabilities.max_depth)]
     if plan.kind is PlanKind.TREE:
         bounds.append(("width", plan.width, capabilities.max_width))
-    if plan.kind in (PlanKind.TREE, PlanKind.STATIC):
+    if is_tree or plan.kind is PlanKind.STATIC:
         bounds.append(("nodes", plan.nodes, capabilities.max_nodes))
     for name, value, most in bounds:
         if not 1 <= value <= most:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protos import drafting_pb2 as pb
+from protos.confidence_codec import decode_confidences, encode_confidences
 from protos.errors import InvalidRequest, MalformedRows, MalformedTree, ProtocolError
 from protos.exchange import (
     ContextAck,
@@ -290,6 +291,7 @@ def _encode_result(result: DraftResult) -> pb.DraftResult:
         ranked=[pb.RankedIds(ids=ids[:MAX_RANKED_IDS]) for ids in result.ranked_ids],
         detail=result.detail[:MAX_TEXT],
         q=encode_q(result.q),
+        confidences=encode_confidences(result.confidences),
     )
 
 
@@ -314,6 +316,7 @@ def _decode_result(entry: pb.DraftResult, limits: Limits) -> DraftResult:
         ranked_ids=tuple(check_ids("ranked ids", ranked.ids, limits) for ranked in entry.ranked),
         detail=check_text("detail", entry.detail),
         q=decode_q(entry.q, tree, limits),
+        confidences=decode_confidences(entry.confidences, tree),
     )
 
 

@@ -249,7 +249,7 @@ class DraftReply(_message.Message):
     def __init__(self, step: _Optional[int] = ..., results: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., queue_us: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class DraftResult(_message.Message):
-    __slots__ = ("session_id", "incarnation", "base_len", "status", "held_tokens", "held_rows", "tree", "ranked", "detail", "q")
+    __slots__ = ("session_id", "incarnation", "base_len", "status", "held_tokens", "held_rows", "tree", "ranked", "detail", "q", "confidences")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class DraftResult(_message.Message):
     RANKED_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     incarnation: int
     base_len: int
@@ -270,7 +271,8 @@ class DraftResult(_message.Message):
     ranked: _containers.RepeatedCompositeFieldContainer[RankedIds]
     detail: str
     q: _containers.RepeatedCompositeFieldContainer[SparseQ]
-    def __init__(self, session_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., base_len: _Optional[int] = ..., status: _Optional[_Union[DraftStatus, str]] = ..., held_tokens: _Optional[int] = ..., held_rows: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., ranked: _Optional[_Iterable[_Union[RankedIds, _Mapping]]] = ..., detail: _Optional[str] = ..., q: _Optional[_Iterable[_Union[SparseQ, _Mapping]]] = ...) -> None: ...
+    confidences: bytes
+    def __init__(self, session_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., base_len: _Optional[int] = ..., status: _Optional[_Union[DraftStatus, str]] = ..., held_tokens: _Optional[int] = ..., held_rows: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., ranked: _Optional[_Iterable[_Union[RankedIds, _Mapping]]] = ..., detail: _Optional[str] = ..., q: _Optional[_Iterable[_Union[SparseQ, _Mapping]]] = ..., confidences: _Optional[bytes] = ...) -> None: ...
 
 class SparseQ(_message.Message):
     __slots__ = ("ids", "weights")

@@ -94,7 +94,8 @@ class DraftResult:
 
     ranked_ids: per depth of the best path, the drafter's best ids there in falling order: the
     planner's evidence (reference/disagg.md 2.2). q: for acceptance: rejection, what each token of
-    the chain was sampled from.
+    the chain was sampled from. confidences: per depth of the best path, the drafter's own
+    probability that its node is accepted given those before; empty when it has no such head.
     """
 
     session_id: int
@@ -107,6 +108,7 @@ class DraftResult:
     ranked_ids: tuple[tuple[int, ...], ...] = ()
     detail: str = ""
     q: tuple[SparseQ, ...] = ()
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

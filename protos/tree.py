@@ -6,10 +6,15 @@ Decides nothing about the text: a tree only chooses how many of the target's tok
 reveals (design, law 2). Token ids are not checked here against a vocabulary; `codec` does that.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from protos.errors import MalformedTree
+
+LEAST_CONFIDENCE: Final = 2.0**-24
+"""A confidence of 0 is the smallest that float16 can tell from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,37 @@ class CandidateTree:
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1):
             table[parent][token] = node
         return table
+
+    def best_path(self) -> tuple[int, ...]:
+        """Node numbers from the anchor down, the child of highest score each time."""
+        path: list[int] = []
+        table = self.children()
+        while following := table[path[-1] if path else 0]:
+            path.append(max(following.values(), key=lambda n: (self.scores[n - 1], -n)))
+        return tuple(path)
+
+    def believing(self, confidences: Sequence[float]) -> "CandidateTree":
+        """The draft with its best path scored by `confidences`, probabilities per depth.
+
+        They take the place of the nodes' own steps; siblings never outrank the best path, and
+        what hangs below moves along. Unchanged without confidences.
+        """
+        if not confidences:
+            return self
+        steps = [
+            score - (self.scores[parent - 1] if parent else 0.0)
+            for parent, score in zip(self.parents, self.scores, strict=True)
+        ]
+        for node, confidence in zip(self.best_path(), confidences, strict=False):
+            believed = math.log(max(confidence, LEAST_CONFIDENCE))
+            for sibling, parent in enumerate(self.parents, 1):
+                if parent == self.parents[node - 1]:
+                    steps[sibling - 1] = min(steps[sibling - 1], believed)
+            steps[node - 1] = believed
+        scores: list[float] = []
+        for parent, step in zip(self.parents, steps, strict=True):
+            scores.append(step + (scores[parent - 1] if parent else 0.0))
+        return CandidateTree(self.tokens, self.parents, tuple(scores))
 
     def keep(self, nodes: Sequence[int]) -> "CandidateTree":
         """The subtree of `nodes` (ascending draft node numbers, closed under parents)."""

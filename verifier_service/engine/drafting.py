@@ -278,7 +278,7 @@ class DraftExchange:
         """The draft as it stands under the newest committed tokens; None when nothing is left."""
         result = reply.result
         committed = tuple(view.tokens[result.base_len : view.base_len])
-        tree, ranked = result.tree, result.ranked_ids
+        tree, ranked = result.tree.believing(result.confidences), result.ranked_ids
         if committed:
             tree = tree.reroot(committed)
             on_path = all(ids[:1] == (t,) for ids, t in zip(ranked, committed, strict=False))

@@ -138,6 +138,11 @@ def works(draw: st.DrawFn) -> DraftWork:
     )
 
 
+def _confidences(depth: int) -> st.SearchStrategy[tuple[float, ...]]:
+    probabilities = st.floats(0.0, 1.0, width=16)
+    return st.lists(probabilities, max_size=depth).map(tuple)
+
+
 @st.composite
 def results(draw: st.DrawFn) -> DraftResult:
     status = draw(st.sampled_from(list(DraftStatus)))
@@ -156,6 +161,7 @@ def results(draw: st.DrawFn) -> DraftResult:
         ),
         detail=draw(texts),
         q=q if is_ok else (),
+        confidences=draw(_confidences(tree.depth)) if is_ok else (),
     )
 
 
