@@ -4,6 +4,9 @@
     (catch up)    rows still under way: fed with y instead  (at most MAX_MISSING, else not ready)
     forward 1..   the frontiers of all sessions' drafts, one level each, until no draft grows
 
+A head that fills masked rows (P-EAGLE) needs one forward instead of the last three: masked rows
+behind the newest true one, one per further token; every level's children come out of it.
+
 Linear layers see one flat batch of rows; attention sees each session alone. KV of committed rows
 comes from true features only; what a draft writes behind it is overwritten by the next round.
 Knows nothing of the prefix rule, of files, or of what the head computes. `draft_alone` is the
@@ -23,11 +26,12 @@ from torch import Tensor
 
 from drafter_service.attention import Part, attend_over, causal_tail
 from drafter_service.cache import KvSlab
-from drafter_service.feature_head import FeatureHead, HeadSession
+from drafter_service.feature_head import FeatureHead, HeadSession, Mask
+from drafter_service.growing import grower_for, num_expanded
 from drafter_service.ranking import NodeRows, rank_children
 from drafter_service.rows import decode_rows
 from drafter_service.service import Job, MakeRoom, Outcome
-from drafter_service.tree_builder import TreeGrower
+from drafter_service.tree_builder import Grower
 from protos.exchange import DraftStatus, Plan, PlanKind
 from protos.features import FeatureForm, FeatureRows
 
@@ -59,25 +63,37 @@ class _Draft:
     place: int
     session: HeadSession
     start: int
-    grower: TreeGrower
+    grower: Grower
     first: int = 0
 
     @property
     def base_len(self) -> int:
         return self.session.base_len
 
+    def part(self, cached_len: int, num_rows: int, tail: Tensor | None = None) -> Part:
+        """New rows behind the newest true one."""
+        return Part(self.start, cached_len, num_rows, tail, self.session.computed_len - 1)
+
 
 class Batcher:
-    """Absorbs and drafts over one head and one slab."""
+    """Absorbs and drafts over one head and one slab. windows: see `attend_over`."""
 
     def __init__(
-        self, head: FeatureHead, slab: KvSlab, target_ids_W: Tensor, dtype: torch.dtype
+        self,
+        head: FeatureHead,
+        slab: KvSlab,
+        target_ids_W: Tensor,
+        dtype: torch.dtype,
+        windows: Sequence[int | None] = (None,),
+        mask: Mask | None = None,
     ) -> None:
         self._head = head
         self._slab = slab
         self._target_ids_W = target_ids_W
         self._device = target_ids_W.device
         self._dtype = dtype
+        self._windows = tuple(windows)
+        self._mask = mask
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job[HeadSession]], make_room: MakeRoom) -> list[Outcome]:
@@ -99,8 +115,10 @@ class Batcher:
             else:
                 assert session.segment is not None  # placed above
                 start = session.segment.start
-                drafts.append(_Draft(place, session, start, TreeGrower(job.plan)))
-        if drafts:
+                drafts.append(_Draft(place, session, start, grower_for(job.plan)))
+        if drafts and self._mask is not None:
+            self._draft_masked(drafts, self._mask, outcomes)
+        elif drafts:
             self._draft(drafts, outcomes)
         return [outcomes[place] for place in range(len(jobs))]
 
@@ -167,7 +185,8 @@ class Batcher:
     ) -> Tensor:
         ids_N = torch.tensor(ids, device=self._device)
         positions_N = torch.tensor(positions, device=self._device)
-        return self._head.step(ids_N, g_NC, positions_N, attend_over(self._slab, parts))
+        attend = attend_over(self._slab, parts, self._windows)
+        return self._head.step(ids_N, g_NC, positions_N, attend)
 
     def _draft(self, drafts: Sequence[_Draft], outcomes: dict[int, Outcome]) -> None:
         y_NC = self._catch_up(drafts)
@@ -179,10 +198,7 @@ class Batcher:
             if growing:
                 y_NC = self._expand(growing, y_NC)
                 counts = [len(draft.grower.frontier_tokens) for draft in growing]
-        for draft in drafts:
-            if draft.place not in outcomes:
-                tree, ranked_ids = draft.grower.finish()
-                outcomes[draft.place] = Outcome(tree=tree, ranked_ids=ranked_ids)
+        _finish(drafts, outcomes)
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> Tensor:
         """y [B, C] of row base_len - 2 of every session, self-fed where rows are missing."""
@@ -195,7 +211,7 @@ class Batcher:
                 return y_BC
             rows = [drafts[b].session.computed_len + ahead for b in late]
             ids = [drafts[b].session.tokens[row + 1] for b, row in zip(late, rows, strict=True)]
-            parts = [Part(drafts[b].start, row, 1) for b, row in zip(late, rows, strict=True)]
+            parts = [drafts[b].part(row, 1) for b, row in zip(late, rows, strict=True)]
             y_BC[late] = self._step(ids, self._head.feedback(y_BC[late]), rows, parts)
             ahead += 1
 
@@ -237,9 +253,68 @@ class Batcher:
             positions.extend([draft.base_len - 2 + grower.level] * count)
             sources.extend((grower.frontier_parents + draft.first).tolist())
             tail = None if grower.mask.all() else torch.from_numpy(grower.mask)
-            parts.append(Part(draft.start, cached_len, count, tail))
+            parts.append(draft.part(cached_len, count, tail))
         g_NC = self._head.feedback(y_NC[sources])
         return self._step(ids, g_NC, positions, parts)
+
+    def _draft_masked(
+        self, drafts: Sequence[_Draft], mask: Mask, outcomes: dict[int, Outcome]
+    ) -> None:
+        """All levels out of one pass: a level's children follow any node of the level before."""
+        y_NC = self._fill_masked(drafts, mask)
+        groups = [
+            NodeRows(1, draft.session.params, draft.base_len + level)
+            for draft in drafts
+            for level in range(draft.grower.depth)
+        ]
+        most = max(draft.grower.num_children for draft in drafts)
+        ranked = rank_children(self._head.logits(y_NC), groups, self._target_ids_W, most)
+        first = 0
+        for draft in drafts:
+            rows = range(first, first + draft.grower.depth)
+            first = rows.stop
+            if not ranked.finite[rows.start : rows.stop].all():
+                outcomes[draft.place] = _refused("the head's logits are not finite")
+                continue
+            num_nodes = 1
+            for row in rows:
+                if draft.grower.is_done:
+                    break
+                ids, scores = ranked.ids[[row] * num_nodes], ranked.scores[[row] * num_nodes]
+                draft.grower.grow(ids, scores)
+                num_nodes = len(draft.grower.frontier_tokens)
+        _finish(drafts, outcomes)
+
+    def _fill_masked(self, drafts: Sequence[_Draft], mask: Mask) -> Tensor:
+        """y of `depth` rows per draft: row base_len - 2 and the masked ones behind it. True rows
+        still under way are masked too, but for their tokens, which are known."""
+        ids: list[int] = []
+        positions: list[int] = []
+        parts: list[Part] = []
+        for draft in drafts:
+            session = draft.session
+            known = session.tokens[session.computed_len + 1 :]
+            count = len(known) + draft.grower.depth - 1
+            if not count:
+                continue
+            ids.extend(known + [mask.token_id] * (draft.grower.depth - 1))
+            positions.extend(range(session.computed_len, session.computed_len + count))
+            parts.append(draft.part(session.computed_len, count, causal_tail(count)))
+        filled_NC: Tensor | None = None
+        if parts:
+            filled_NC = self._step(ids, mask.g_C.expand(len(ids), -1), positions, parts)
+        wanted: list[Tensor] = []
+        first = 0
+        for draft in drafts:
+            missing, depth = _num_missing(draft.session), draft.grower.depth
+            if not missing:
+                assert draft.session.newest_y_C is not None  # else it were not drafting
+                wanted.append(draft.session.newest_y_C[None])
+            if filled_NC is not None:
+                last = first + missing + depth - 1
+                wanted.append(filled_NC[max(first, last - depth) : last])
+                first = last
+        return torch.cat(wanted)
 
 
 def _without_broken(
@@ -268,10 +343,15 @@ def draft_alone(
 
 
 def num_draft_rows(plan: Plan) -> int:
-    """Rows a draft writes behind the committed ones: every level but the last is expanded."""
-    if plan.kind is PlanKind.NONE:
-        return 0
-    return (plan.depth - 1) * (plan.width if plan.kind is PlanKind.TREE else 1)
+    """Rows a draft writes behind the committed ones at most, masked or expanded."""
+    return 0 if plan.kind is PlanKind.NONE else num_expanded(plan)
+
+
+def _finish(drafts: Sequence[_Draft], outcomes: dict[int, Outcome]) -> None:
+    for draft in drafts:
+        if draft.place not in outcomes:
+            tree, ranked_ids = draft.grower.finish()
+            outcomes[draft.place] = Outcome(tree=tree, ranked_ids=ranked_ids)
 
 
 def _num_missing(session: HeadSession) -> int:

@@ -7,7 +7,7 @@ A segment that is too small is replaced by one at least twice as large and its c
 moved. The slab never grows; who must leave is decided by the caller. Invariant: live segments never
 overlap, and everything between them is on the free list, neighbours joined.
 
-Shapes: C slots of the slab, K key-value heads, D head_dim, L rows read, N rows written.
+Shapes: Y layers, C slots of the slab, K key-value heads, D head_dim, L rows read, N rows written.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Segment:
 
 
 class KvSlab:
-    """Keys and values [2, K, C, D] of all sessions of one layer."""
+    """Keys and values [Y, 2, K, C, D] of all sessions."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class KvSlab:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | None = None,
+        num_layers: int = 1,
     ) -> None:
-        row_bytes = 2 * num_kv_heads * head_dim * dtype.itemsize
+        row_bytes = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
         self.num_slots = max(1, num_bytes // row_bytes // SEGMENT_UNIT) * SEGMENT_UNIT
         # empty: pages that no session has reached yet cost nothing.
         self._kv = torch.empty(
-            (2, num_kv_heads, self.num_slots, head_dim), dtype=dtype, device=device
+            (num_layers, 2, num_kv_heads, self.num_slots, head_dim), dtype=dtype, device=device
         )
         self._free: list[Segment] = [Segment(0, self.num_slots)]
 
@@ -64,7 +65,7 @@ class KvSlab:
         if found is None or segment is None:
             return found
         source = slice(segment.start, segment.start + num_used)
-        self._kv[:, :, found.start : found.start + num_used] = self._kv[:, :, source]
+        self._kv[:, :, :, found.start : found.start + num_used] = self._kv[:, :, :, source]
         self.release(segment)
         return found
 
@@ -82,16 +83,16 @@ class KvSlab:
                 joined.append(gap)
         self._free = joined
 
-    def write(self, start: int, k_NKD: Tensor, v_NKD: Tensor) -> None:
-        """Store rows from slot `start` on."""
+    def write(self, start: int, k_NKD: Tensor, v_NKD: Tensor, layer: int = 0) -> None:
+        """Store a layer's rows from slot `start` on."""
         slots = slice(start, start + len(k_NKD))
-        self._kv[0, :, slots] = k_NKD.transpose(0, 1)
-        self._kv[1, :, slots] = v_NKD.transpose(0, 1)
+        self._kv[layer, 0, :, slots] = k_NKD.transpose(0, 1)
+        self._kv[layer, 1, :, slots] = v_NKD.transpose(0, 1)
 
-    def read(self, start: int, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Views [K, L, D] of keys and values of slots [start, start + num_rows)."""
+    def read(self, start: int, num_rows: int, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """Views [K, L, D] of a layer's keys and values of slots [start, start + num_rows)."""
         slots = slice(start, start + num_rows)
-        return self._kv[0, :, slots], self._kv[1, :, slots]
+        return self._kv[layer, 0, :, slots], self._kv[layer, 1, :, slots]
 
     def _take(self, capacity: int) -> Segment | None:
         for index, gap in enumerate(self._free):

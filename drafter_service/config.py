@@ -46,6 +46,11 @@ class DrafterSettings(_Section):
     checkpoint: str = Field(
         default="", description="Directory of the checkpoint, or the name of a shipped head."
     )
+    variant: str = Field(
+        default="",
+        max_length=128,
+        description="Which reading of a checkpoint whose files leave one open; see the check.",
+    )
     target: str = Field(
         default="", description="Directory of the target: its embedding and its digest."
     )

@@ -3,6 +3,7 @@
 Shapes: N rows, A raw feature width, C hidden size of the head, W draft vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -29,6 +30,14 @@ class FeatureHead(Protocol):
 
     def feedback(self, y_NC: Tensor) -> Tensor:
         """What the next step takes as g."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a head puts in the rows it fills in one pass (P-EAGLE), instead of feeding itself."""
+
+    token_id: int
+    g_C: Tensor  # noqa: N815  # shape suffix
 
 
 class HeadSession(Session):

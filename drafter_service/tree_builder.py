@@ -15,7 +15,7 @@ Shapes: K children per node, F frontier nodes, S expanded nodes so far.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,34 @@ NUM_RANKED = 8
 
 _LOWEST = -60000.0
 """Scores below are raised to this: float16 ends at -65504."""
+
+
+class Grower(Protocol):
+    """One session's draft while it grows, level by level, out of ranked children.
+
+    `frontier_tokens` [F] are to be expanded next, children of the rows `frontier_parents` [F] of
+    the frontier before; `mask` [F, S] says which expanded nodes each of them sees.
+    """
+
+    depth: int
+    level: int
+    frontier_tokens: Ids
+    frontier_parents: Ids
+    mask: Mask
+
+    @property
+    def num_children(self) -> int:
+        """Children needed per expanded node, evidence included."""
+
+    @property
+    def is_done(self) -> bool:
+        """True when no frontier is left to expand."""
+
+    def grow(self, tokens_FN: Ids, scores_FN: Scores) -> None:
+        """Take the ranked children of every frontier node (first of all, of the anchor)."""
+
+    def finish(self) -> tuple[CandidateTree, tuple[tuple[int, ...], ...]]:
+        """The tree, and the ranked ids along its best path."""
 
 
 class TreeGrower:

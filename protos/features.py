@@ -70,7 +70,8 @@ class ProjectionSpec:
     """Where a verifier finds a drafter's input projection, and how it is applied.
 
     aux_layers are design 2's (the raw residual stream after that decoder layer, from 0). `width`
-    is the fused row's. `file` is a safetensors file; `fc`, `fc_bias` (where there is one) and `norms` name tensors in it.
+    is the fused row's. `file` is a safetensors file; `fc`, `fc_bias` (where there is one) and
+    `norms` name tensors in it.
     norm_form: `none`; `concat` (one RMSNorm over the concatenation); `each` (one per aux layer);
     `after` (one RMSNorm on the projected row, DFlash).
     """

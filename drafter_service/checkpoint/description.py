@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from drafter_service.checkpoint.safetensors_header import TensorInfo
+from protos.errors import CheckpointError
 from protos.features import ProjectionSpec
 
 Json = Mapping[str, Any]
@@ -34,12 +35,22 @@ class CheckpointFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant(Generic[C]):
+    """One way a checkpoint may have been meant, where its files leave that open."""
+
+    label: str
+    config: C
+    aux_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDescription(Generic[C]):
     """kind: the drafter kind that loads it. format: the public layout it is written in.
 
     config: every fact of the family. names: {parameter of our module: tensor of the files}.
     projection: how a verifier makes fused rows, None when there is nothing to project.
-    aux_candidates: set only when the file's convention is unknown; `aux_layers` is its first.
+    variants: empty where the files say everything. Else all readings, to be scored on a text;
+    the first is what this description says.
     """
 
     kind: str
@@ -55,19 +66,38 @@ class CheckpointDescription(Generic[C]):
     target_hidden_size: int
     own_embedding: bool
     own_lm_head: bool
-    aux_candidates: tuple[tuple[int, ...], ...] = ()
+    variants: tuple[Variant[C], ...] = ()
+
+    @property
+    def aux_candidates(self) -> tuple[tuple[int, ...], ...]:
+        """The aux layers it may eat, the likelier first; empty where the file says them."""
+        found = tuple(dict.fromkeys(variant.aux_layers for variant in self.variants))
+        return found if len(found) > 1 else ()
 
     @property
     def aux_convention(self) -> str:
         """`known`, or `unknown` when all `aux_candidates` must be tried on a text."""
         return "unknown" if self.aux_candidates else "known"
 
-    def with_aux_layers(self, aux_layers: tuple[int, ...]) -> "CheckpointDescription[C]":
-        """The same checkpoint with one candidate chosen, nothing left open."""
-        projection = self.projection
-        if projection is not None:
-            projection = replace(projection, aux_layers=aux_layers)
-        return replace(self, projection=projection, aux_layers=aux_layers, aux_candidates=())
+    def choose(self, label: str) -> "CheckpointDescription[C]":
+        """The same checkpoint read in one way, nothing left open. "" is the first.
+
+        Raises CheckpointError for a reading it does not have.
+        """
+        for variant in self.variants:
+            if variant.label == label:
+                return replace(
+                    self,
+                    config=variant.config,
+                    projection=self.projection
+                    and replace(self.projection, aux_layers=variant.aux_layers),
+                    aux_layers=variant.aux_layers,
+                    variants=(),
+                )
+        if label:
+            known = ", ".join(repr(variant.label) for variant in self.variants) or "none"
+            raise CheckpointError(f"the checkpoint has no variant {label!r}; it has {known}")
+        return replace(self, variants=())
 
 
 @dataclass(frozen=True, slots=True)

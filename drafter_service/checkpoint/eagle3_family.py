@@ -4,8 +4,9 @@ from drafter_service.checkpoint.description import (
     CheckpointDescription,
     CheckpointFiles,
     Family,
+    Variant,
 )
-from drafter_service.checkpoint.eagle3_formats import read_config, read_dialect
+from drafter_service.checkpoint.eagle3_formats import read_configs, read_dialect
 from drafter_service.checkpoint.eagle3_names import LAYER_PREFIXES, tensor_names
 from drafter_service.checkpoint.safetensors_header import TensorInfo, checkpoint_digest
 from drafter_service.eagle3.config import Eagle3Config
@@ -19,7 +20,7 @@ def recognise_eagle3(files: CheckpointFiles) -> bool:
     """By its config's markers, or by the norm on the hidden branch of the first layer."""
     config = files.config
     if "speculators_model_type" in config:
-        return bool(config["speculators_model_type"] == "eagle3")
+        return config["speculators_model_type"] in ("eagle3", "peagle")
     if "block_size" in config or "dflash_config" in config:
         return False
     names = files.bare_names
@@ -34,7 +35,8 @@ def recognise_eagle3(files: CheckpointFiles) -> bool:
 def describe_eagle3(files: CheckpointFiles) -> CheckpointDescription[Eagle3Config]:
     """Raises CheckpointError, naming what is missing, unknown or of the wrong shape."""
     tensors = files.tensors
-    config = read_config(files.config, tensors, files.num_target_layers)
+    variants = read_configs(files.config, tensors, files.num_target_layers)
+    config = next(iter(variants.values()))
     names = tensor_names(config, tensors)
     _check_vocabulary(config, tensors)
     digest = checkpoint_digest(files.directory)
@@ -52,6 +54,11 @@ def describe_eagle3(files: CheckpointFiles) -> CheckpointDescription[Eagle3Confi
         target_hidden_size=config.target_hidden_size,
         own_embedding="embed_tokens.weight" in names,
         own_lm_head="lm_head.weight" in names,
+        variants=tuple(
+            Variant(label, variant, variant.aux_layers) for label, variant in variants.items()
+        )
+        if len(variants) > 1
+        else (),
     )
 
 
@@ -72,9 +79,10 @@ def _check_vocabulary(config: Eagle3Config, tensors: dict[str, TensorInfo]) -> N
 
 def _projection(
     files: CheckpointFiles, digest: str, config: Eagle3Config, names: dict[str, str]
-) -> ProjectionSpec:
-    if config.fc_bias:
-        raise CheckpointError("fc.bias: a projection with a bias is not supported")
+) -> ProjectionSpec | None:
+    """None for a head that takes its one feature as it is."""
+    if not config.has_fc:
+        return None
     norms: tuple[str, ...] = ()
     form = "none"
     if config.norm_before_fc:
@@ -82,7 +90,9 @@ def _projection(
     elif config.fc_norm:
         norms = tuple(names[f"fc_norm.{aux}.weight"] for aux in range(config.num_aux))
         form = "each"
-    holders = {files.tensors[name].file for name in (names["fc.weight"], *norms)}
+    fc_bias = names["fc.bias"] if config.fc_bias else ""
+    parts = [names["fc.weight"], *norms, *([fc_bias] if fc_bias else [])]
+    holders = {files.tensors[name].file for name in parts}
     if len(holders) != 1:
         raise CheckpointError(f"fc and its norms are spread over several files: {sorted(holders)}")
     return ProjectionSpec(
@@ -94,4 +104,5 @@ def _projection(
         norms=norms,
         norm_eps=config.norm_eps,
         norm_form=form,
+        fc_bias=fc_bias,
     )

@@ -6,7 +6,9 @@ with the target; nothing stays at its random start.
 Shapes: V target vocabulary, W draft vocabulary, C hidden size of the head.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -14,9 +16,13 @@ from torch import Tensor
 
 from drafter_service.checkpoint.describe import describe
 from drafter_service.checkpoint.description import CheckpointDescription
+from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.head import Eagle3Head
 from protos.errors import CheckpointError
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Weights in 8 bits are floats too, but need scales that are not read here."""
 
 
 def read_eagle3_head(
@@ -24,66 +30,109 @@ def read_eagle3_head(
     target_embedding_VC: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
     num_target_layers: int | None = None,
+    target_lm_head_VC: Tensor | None = None,
 ) -> Eagle3Head:
-    """The head in `dtype`, in eval mode, without gradients.
+    """The head in `dtype`, in eval mode, without gradients, in its default variant.
 
-    `target_embedding_VC` is used when the checkpoint has no embedding. Raises CheckpointError
-    when neither has, when the vocabulary maps contradict each other, or a weight is not a float.
+    See `head_of`. Raises CheckpointError.
     """
-    described = describe(directory, num_target_layers)
+    shared = SharedWeights(target_embedding_VC, target_lm_head_VC)
+    return head_of(describe(directory, num_target_layers).choose(""), directory, shared, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """What a head may take from its target; None: not at hand."""
+
+    embed_tokens: Tensor | None = None  # [V, H]
+    lm_head: Tensor | None = None  # [V, H]
+
+
+def head_of(
+    described: CheckpointDescription[Eagle3Config],
+    directory: Path,
+    shared: SharedWeights,
+    dtype: torch.dtype,
+) -> Eagle3Head:
+    """The head that a description describes.
+
+    `shared` is used where the checkpoint has no embedding or, for a full vocabulary, no lm_head.
+    Raises CheckpointError when neither has, when the vocabulary maps contradict each other, or a
+    weight is not a float.
+    """
     config = described.config
     # On the meta device first: the parameters are replaced, never initialised.
     with torch.device("meta"):
         head = Eagle3Head(config)
-    weights = {ours: _read(directory, described, name) for ours, name in described.names.items()}
-    if not described.own_embedding:
-        weights["embed_tokens.weight"] = _shared_embedding(
-            config.vocab_size, config.hidden_size, target_embedding_VC
-        )
-    for name, weight in weights.items():
-        if not weight.is_floating_point():
-            raise CheckpointError(f"{name}: expected floating point, got {weight.dtype}")
-    cast = {name: weight.to(dtype) for name, weight in weights.items()}
-    head.load_state_dict(cast, strict=True, assign=True)
+    weights = read_weights(directory, described)
+    if config.mask_token_id is not None:
+        weights["mask_hidden"] = weights["mask_hidden"].flatten()
+    lend(weights, described, directory, config.hidden_size, shared)
+    head.load_state_dict({n: w.to(dtype) for n, w in weights.items()}, strict=True, assign=True)
     head.target_ids = read_target_ids(directory, described)
     head.reset_frequencies()
     return head.eval().requires_grad_(False)
 
 
-def read_target_ids(directory: Path, described: CheckpointDescription[Eagle3Config]) -> Tensor:
+def read_weights(directory: Path, described: CheckpointDescription[Any]) -> dict[str, Tensor]:
+    """{parameter: tensor} of everything described. Raises CheckpointError for what is no float."""
+    weights = {ours: _read(directory, described, name) for ours, name in described.names.items()}
+    for name, weight in weights.items():
+        if weight.dtype not in _FLOATS:
+            raise CheckpointError(f"{name}: expected floating point, got {weight.dtype}")
+    return weights
+
+
+def lend(
+    weights: dict[str, Tensor],
+    described: CheckpointDescription[Any],
+    directory: Path,
+    hidden_size: int,
+    shared: SharedWeights,
+) -> None:
+    """Fill in what the checkpoint leaves to its target. An own embedding serves as lm_head too
+    where the file ties them."""
+    shape = (described.vocab_size, hidden_size)
+    own = weights.get("embed_tokens.weight")
+    if own is None:
+        weights["embed_tokens.weight"] = _borrowed("embed_tokens", shared.embed_tokens, shape)
+    if "lm_head.weight" not in weights:
+        tied = read_json(directory / "config.json").get("tie_word_embeddings")
+        taken = own if tied and own is not None else shared.lm_head
+        weights["lm_head.weight"] = _borrowed("lm_head", taken, shape)
+
+
+def read_target_ids(directory: Path, described: CheckpointDescription[Any]) -> Tensor:
     """[W] target id of every draft id: i + d2t[i], or the identity; checked against t2d."""
-    config = described.config
-    ids_W = torch.arange(config.draft_vocab_size)
+    ids_W = torch.arange(described.draft_vocab_size)
     names = {name.removeprefix("model."): name for name in described.tensors}
     if "d2t" in names:
         offsets_W = _read(directory, described, names["d2t"])
         if offsets_W.is_floating_point():
             raise CheckpointError(f"d2t: expected integers, got {offsets_W.dtype}")
         ids_W = ids_W + offsets_W.to(torch.int64)
-    if int(ids_W.min()) < 0 or int(ids_W.max()) >= config.vocab_size:
-        raise CheckpointError(f"d2t leads outside the vocabulary of {config.vocab_size}")
+    if int(ids_W.min()) < 0 or int(ids_W.max()) >= described.vocab_size:
+        raise CheckpointError(f"d2t leads outside the vocabulary of {described.vocab_size}")
     if len(set(ids_W.tolist())) != len(ids_W):
         raise CheckpointError("d2t maps two draft ids to one target id")
     if "t2d" in names:
         kept_V = _read(directory, described, names["t2d"]).to(torch.bool)
-        expected_V = torch.zeros(config.vocab_size, dtype=torch.bool)
+        expected_V = torch.zeros(described.vocab_size, dtype=torch.bool)
         expected_V[ids_W] = True
         if not torch.equal(kept_V, expected_V):
             raise CheckpointError("t2d and d2t name different target ids")
     return ids_W
 
 
-def _shared_embedding(vocab_size: int, hidden: int, target_VC: Tensor | None) -> Tensor:
-    if target_VC is None:
-        raise CheckpointError("the head has no embed_tokens.weight and no target's was given")
-    if tuple(target_VC.shape) != (vocab_size, hidden):
-        raise CheckpointError(
-            f"target embedding {tuple(target_VC.shape)}, expected {(vocab_size, hidden)}"
-        )
-    return target_VC
+def _borrowed(name: str, weight: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if weight is None:
+        raise CheckpointError(f"the head has no {name}.weight and no target's was given")
+    if tuple(weight.shape) != shape:
+        raise CheckpointError(f"target {name} {tuple(weight.shape)}, expected {shape}")
+    return weight
 
 
-def _read(directory: Path, described: CheckpointDescription[Eagle3Config], name: str) -> Tensor:
+def _read(directory: Path, described: CheckpointDescription[Any], name: str) -> Tensor:
     with safe_open(directory / described.tensors[name].file, framework="pt") as stream:
         tensor: Tensor = stream.get_tensor(name)
     return tensor

@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafter_service.checkpoint.eagle3_names import public_names
+from drafter_service.checkpoint.rope_config import rope_parameters
 from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.head import Eagle3Head
 from protos.errors import CheckpointError
+from protos.features import FINAL_LAYER
 
 LAYER_PREFIX = "layers.0."
 SPECULATORS_VERSION = "0.9.0"  # the release whose layout this follows
@@ -36,12 +38,12 @@ def write_eagle3(
 ) -> None:
     """config.json, model.safetensors and, if given, provenance.json; each replaced atomically."""
     config = head.config
-    if config.input_norm_on_hidden or not config.norm_logits or config.fc_bias:
-        raise CheckpointError("the speculators layout has no word for this head's norms or bias")
+    _refuse_unsayable(config)
     directory.mkdir(parents=True, exist_ok=True)
     parameters = dict(head.named_parameters())
     names = public_names(config, LAYER_PREFIX)
-    names.pop("embed_tokens.weight")
+    if config.hidden_size == config.target_hidden_size:
+        names.pop("embed_tokens.weight")
     tensors = {
         name: parameters[ours].detach().to(dtype).contiguous() for ours, name in names.items()
     }
@@ -53,6 +55,20 @@ def write_eagle3(
     _write_json(directory / "config.json", speculators_config(config, verifier_name, dtype))
     if provenance is not None:
         _write_json(directory / "provenance.json", provenance)
+
+
+def _refuse_unsayable(config: Eagle3Config) -> None:
+    unsayable = {
+        "a norm before the hidden norm": config.input_norm_on_hidden,
+        "logits without a final norm": not config.norm_logits,
+        "fc.bias": config.fc_bias,
+        "no fc": not config.has_fc,
+        "several layers with doubled input": config.doubled_layers and config.num_layers > 1,
+        "features of the final norm": FINAL_LAYER in config.aux_layers,
+    }
+    found = [name for name, present in unsayable.items() if present]
+    if found:
+        raise CheckpointError(f"the speculators layout has no word for {', '.join(found)}")
 
 
 def vocabulary_maps(target_ids_W: Tensor, vocab_size: int) -> dict[str, Tensor]:
@@ -69,8 +85,12 @@ def speculators_config(
     config: Eagle3Config, verifier_name: str, dtype: torch.dtype
 ) -> dict[str, Any]:
     """The head's facts in speculators' words."""
-    return {
-        "architectures": ["Eagle3DraftModel"],
+    kind = "eagle3" if config.mask_token_id is None else "peagle"
+    mask = {} if config.mask_token_id is None else {"mask_token_id": config.mask_token_id}
+    return mask | {
+        "architectures": [
+            "Eagle3DraftModel" if config.mask_token_id is None else "PEagleSpeculator"
+        ],
         "draft_vocab_size": config.draft_vocab_size,
         "dtype": str(dtype).removeprefix("torch."),
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.aux_layers],
@@ -80,7 +100,7 @@ def speculators_config(
         "norm_before_residual": config.norm_before_residual,
         "norm_output": config.norm_feedback,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [
                 {
@@ -92,7 +112,7 @@ def speculators_config(
             ],
             "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": verifier_name},
         },
-        "speculators_model_type": "eagle3",
+        "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
         "target_hidden_size": (
             None if config.target_hidden_size == config.hidden_size else config.target_hidden_size
@@ -103,32 +123,38 @@ def speculators_config(
 
 
 def _layer_config(config: Eagle3Config) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": config.rope.theta, "rope_type": config.rope.kind}
-    if config.rope.kind == "llama3":
-        rope |= {
-            "factor": config.rope.factor,
-            "low_freq_factor": config.rope.low_freq_factor,
-            "high_freq_factor": config.rope.high_freq_factor,
-            "original_max_position_embeddings": config.rope.original_max_positions,
+    slides = any(config.windows)
+    window: dict[str, Any] = (
+        {
+            "layer_types": ["sliding_attention" if w else "full_attention" for w in config.windows],
+            "sliding_window": next(w for w in config.windows if w),
+            "use_sliding_window": True,
         }
-    return {
-        "attention_bias": config.attention_bias,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_positions,
-        "mlp_bias": False,
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": config.num_kv_heads,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": rope,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
-    }
+        if slides
+        else {}
+    )
+    return (
+        window
+        | {
+            "attention_bias": config.attention_bias,
+            "head_dim": config.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "max_position_embeddings": config.max_positions,
+            "mlp_bias": config.mlp_bias,
+            "model_type": "qwen3" if config.qk_norm else "llama",
+            "num_attention_heads": config.num_heads,
+            "num_hidden_layers": config.num_layers,
+            "num_key_value_heads": config.num_kv_heads,
+            "rms_norm_eps": config.norm_eps,
+            "rope_parameters": rope_parameters(config.rope),
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": config.vocab_size,
+        }
+        | ({"qkv_bias": True} if config.qkv_bias else {})
+    )
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

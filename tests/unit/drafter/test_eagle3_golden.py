@@ -10,7 +10,6 @@ from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.eagle3.reference import draft_rows
-from protos.errors import CheckpointError
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "eagle"
 TOLERANCE = 1e-4
@@ -30,14 +29,9 @@ SUPPORTED = (
     "eagle3_1_speculators",
     "eagle3_deepspec",
     "eagle3_modelopt_neutral_input_norm",
+    "eagle3_speculators_two_layers",
+    "eagle3_speculators_sliding_window",
 )
-REFUSED = {
-    "eagle3_speculators_two_layers": "several layers",
-    "eagle3_deepspec_two_layers_train_only": "several layers",
-    "eagle3_speculators_sliding_window": "sliding-window",
-    "eagle1_safeailab_bias": "no drafter",
-}
-
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="shared/golden/eagle is not here")
 
 
@@ -56,7 +50,7 @@ def _close(got: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("case", SUPPORTED)
 def test_prefill_equals_the_public_implementation(case):
     head, io = _load(case)
-    rows = draft_rows(head, io["prefill.features"], io["prefill.next_ids"])
+    rows = draft_rows(head, io["prefill.features"], io["prefill.next_ids"], (), head.config.windows)
     _close(rows.fused, io["prefill.fused"])
     _close(rows.y, io["prefill.hidden"])
     _close(rows.logits, io["prefill.logits"])
@@ -68,7 +62,9 @@ def test_chain_equals_the_public_implementation(case):
     if "chain.tokens" not in io:
         pytest.skip("the case has no chain")
     drafts = io["chain.tokens"].tolist()
-    rows = draft_rows(head, io["prefill.features"], io["prefill.next_ids"], drafts)
+    rows = draft_rows(
+        head, io["prefill.features"], io["prefill.next_ids"], drafts, head.config.windows
+    )
     _close(rows.y[-len(drafts) :], io["chain.hidden"])
     _close(rows.logits[-len(drafts) :], io["chain.logits"])
     if "chain.feedback" in io:
@@ -82,20 +78,31 @@ def test_resume_on_true_features_equals_the_public_implementation(case):
         pytest.skip("the case has no resume")
     features = torch.cat([io["prefill.features"], io["resume.features"]])
     ids = torch.cat([io["prefill.next_ids"], io["resume.next_ids"]])
-    rows = draft_rows(head, features, ids)
+    rows = draft_rows(head, features, ids, (), head.config.windows)
     num_new = len(io["resume.next_ids"])
     if "resume.fused" in io:
         _close(rows.fused[-num_new:], io["resume.fused"])
     _close(rows.logits[-num_new:], io["resume.logits"])
     drafts = io["resume_chain.tokens"].tolist()
-    rows = draft_rows(head, features, ids, drafts)
+    rows = draft_rows(head, features, ids, drafts, head.config.windows)
     _close(rows.logits[-len(drafts) :], io["resume_chain.logits"])
 
 
-@pytest.mark.parametrize(("case", "reason"), REFUSED.items())
-def test_heads_of_another_kind_are_refused_by_name(case, reason):
-    with pytest.raises(CheckpointError, match=reason):
-        _load(case)
+def test_a_layer_of_doubled_input_everywhere_equals_the_training_forward():
+    """DeepSpec's head of two layers has no inference of its own: step j of its training forward is
+    a chain of known tokens from every row on."""
+    head, io = _load("eagle3_deepspec_two_layers_train_only")
+    num_steps = 3
+    for record in range(2):
+        features, ids = io["ttt.features"][record], io["ttt.input_ids"][record]
+        valid = int(io["ttt.attention_mask"][record].sum())
+        for row in range(valid - num_steps - 1):
+            next_ids = ids[1 : row + 2]
+            drafts = ids[row + 2 : row + 1 + num_steps].tolist()
+            rows = draft_rows(head, features[: row + 1], next_ids, drafts, head.config.windows)
+            for step in range(num_steps):
+                _close(rows.y[row + step], io[f"ttt.hidden.{step}"][record, row])
+                _close(rows.logits[row + step], io[f"ttt.logits.{step}"][record, row])
 
 
 def test_target_weights_are_read_without_the_model(tmp_path):

@@ -89,6 +89,7 @@ class PlainDraft:
         self.tokens = tokens
         self.params = params
         self.g = head.fuse(features)
+        self.windows = getattr(head.config, "windows", (None,))
 
     def children(self, path, count):
         """Ranked (target id, log-score) of what may follow `path`, a list of drafted tokens."""
@@ -106,11 +107,16 @@ class PlainDraft:
         return list(zip(ranked.ids[0].tolist(), ranked.scores[0].tolist(), strict=True))
 
     def _forward(self, ids, g):
-        def attend(q, k, v):
+        def attend(layer, q, k, v):
             heads = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(heads, dim=1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-            hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+            rows = torch.arange(len(q))
+            hidden = rows[:, None] < rows
+            if self.windows[layer]:
+                hidden |= (
+                    rows.clamp_max(len(self.tokens) - 2)[:, None] - rows >= self.windows[layer]
+                )
             mixed = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             return torch.einsum("hqk,khd->qhd", mixed, v).flatten(1)
 

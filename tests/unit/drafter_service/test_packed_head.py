@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drafter_service.eagle3.config import Rope
 from drafter_service.eagle3.packed import PackedHead
 from tests.unit.drafter_service.eagle3_cases import VOCAB, features_of, tiny_head
 
@@ -12,13 +13,17 @@ OPTIONS = [
     {"fc_norm": True, "norm_feedback": True},
     {"norm_before_fc": True, "attention_bias": True, "norm_logits": False},
     {"input_norm_on_hidden": True, "num_kv_heads": 4, "head_dim": 16},
+    {"num_layers": 3, "windows": (None, 4, None), "mlp_bias": True, "qkv_bias": True},
+    {"num_layers": 2, "windows": (None, None), "doubled_layers": True, "fc_bias": True},
+    {"rope": Rope(10000.0, "yarn", 4.0, original_max_positions=16, attention_factor=1.1)},
 ]
 
 
-def attend(q, k, v):
+def attend(layer, q, k, v):
     """Any mixture will do that depends on all of its inputs."""
     group = q.shape[1] // k.shape[1]
-    return (q * k.repeat_interleave(group, 1) + v.repeat_interleave(group, 1)).flatten(1)
+    mixed = q * k.repeat_interleave(group, 1) + v.repeat_interleave(group, 1) + layer
+    return mixed.flatten(1)
 
 
 @pytest.mark.parametrize("facts", OPTIONS)
