@@ -13,12 +13,12 @@ Shapes: M answer rows of a batch, G prompt rows, A raw feature width, H target h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from drafter_service.training.features import FeatureStore
 from drafter_service.training.records import Record
 
 
@@ -50,6 +50,13 @@ class Batch:
         return len(self.ids)
 
 
+class FeatureReader(Protocol):
+    """Recorded states of a record, by its place in the list of records."""
+
+    def read(self, record_index: int, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(aux [N, len(layers) * H], final [N, H]), bf16."""
+
+
 def epoch_batches(
     records: Sequence[Record], indices: Sequence[int], rows_per_batch: int, seed: int, epoch: int
 ) -> list[tuple[int, ...]]:
@@ -72,7 +79,7 @@ def load_batch(
     records: Sequence[Record],
     choices: Sequence[Tensor],
     indices: Sequence[int],
-    store: FeatureStore,
+    store: FeatureReader,
     layers: Sequence[int],
     eos_id: int,
     dtype: torch.dtype = torch.bfloat16,

@@ -39,7 +39,7 @@ def write_choices(
     lm_head_VH = lm_head_VH.to(torch.bfloat16)  # the dtype of recorded states
     done, total = 0, sum(record.answer_len for record in records)
     for number, record in enumerate(records):
-        _, final_NH = store.read(record.index)
+        _, final_NH = store.read(number)
         choices = torch.full((len(record.ids),), -1, dtype=torch.int32)
         for start in range(record.prompt_len - 1, len(record.ids), CHUNK_ROWS):
             logits = final_NH[start : start + CHUNK_ROWS] @ lm_head_VH.T

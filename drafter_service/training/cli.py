@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.checkpoint.writer import write_eagle3
 from drafter_service.training.choices import write_choices
-from drafter_service.training.data import CHOICES_NAME
+from drafter_service.training.data import CHOICES_NAME, parts
 from drafter_service.training.features import FeatureStore, write_features
 from drafter_service.training.provenance import provenance
-from drafter_service.training.records import read_records
 from drafter_service.training.run import Run
 from drafter_service.training.settings import TrainSettings, load_settings
 from protos.errors import OutriderError
@@ -50,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def record_target(settings: TrainSettings) -> None:
     """Feature shards and choices of all recorded answers; done parts are kept."""
-    records = read_records(settings.answers)
     model = AutoModelForCausalLM.from_pretrained(settings.target, dtype=torch.bfloat16).eval()
-    write_features(model.model, records, settings.record_layers, settings.features, _say)
-    path = settings.features / CHOICES_NAME
-    if not path.exists():
-        lm_head = read_target_weights(settings.target).lm_head
-        write_choices(records, FeatureStore(settings.features), lm_head, path, _say)
+    lm_head = read_target_weights(settings.target).lm_head
+    for part in parts(settings):
+        write_features(model.model, part.records, settings.record_layers, part.features, _say)
+        path = part.features / CHOICES_NAME
+        if not path.exists():
+            write_choices(part.records, FeatureStore(part.features), lm_head, path, _say)
 
 
 def export(settings: TrainSettings, output: Path, name: str, command: Sequence[str]) -> None:
@@ -82,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     eagle3.add_argument("--stage", choices=STAGES, default="all", help="run one stage only")
     eagle3.add_argument("--name", default="", help="target's name, noted in the checkpoint")
     eagle3.add_argument(
-        "--warm-from", type=Path, help="state file of another run to take first weights from"
+        "--warm-from",
+        type=Path,
+        help="state file of another run, or a checkpoint, to take first weights from",
     )
     return parser
 

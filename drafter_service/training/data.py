@@ -4,10 +4,15 @@ Knows the settings; knows no head and no optimiser. Invariant: held-out records 
 training batch, nor the choice of the draft vocabulary.
 """
 
+import itertools
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from drafter_service.training.batches import Batch, epoch_batches, load_batch
 from drafter_service.training.choices import is_greedy, read_choices
@@ -26,13 +31,50 @@ HELD_OUT_ROWS = 2048
 CHOICES_NAME = "choices.safetensors"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One answers file: its records, numbered over all files, and the folder of its features."""
+
+    records: list[Record]
+    features: Path
+
+
+def parts(settings: TrainSettings) -> list[Part]:
+    """Every answers file of a run, in order."""
+    found: list[Part] = []
+    first = 0
+    for path in settings.answers:
+        records = read_records(path, first)
+        found.append(Part(records, settings.features / path.stem))
+        first += len(records)
+    return found
+
+
+class JoinedStore:
+    """The features of all parts, by the number of a record over all files."""
+
+    def __init__(self, found: Sequence[Part]) -> None:
+        self._stores = [FeatureStore(part.features) for part in found]
+        self._firsts = [0, *itertools.accumulate(len(part.records) for part in found)]
+
+    def read(self, record_index: int, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `FeatureStore.read`."""
+        part = bisect_right(self._firsts, record_index) - 1
+        return self._stores[part].read(record_index - self._firsts[part], layers)
+
+
 class Data:
     """Records, what the target said about them, and the split."""
 
     def __init__(self, settings: TrainSettings) -> None:
-        self.records: list[Record] = read_records(settings.answers)
-        self.store = FeatureStore(settings.features)
-        self.choices = read_choices(self.records, settings.features / CHOICES_NAME)
+        found = parts(settings)
+        self.records: list[Record] = [record for part in found for record in part.records]
+        self.store = JoinedStore(found)
+        self.choices = [
+            choices
+            for part in found
+            for choices in read_choices(part.records, part.features / CHOICES_NAME)
+        ]
         split = split_records(len(self.records), settings.held_out_share, settings.seed)
         self.split: Split = without_shared_prompts(self.records, split)
         self.target_config = json.loads((settings.target / "config.json").read_text())

@@ -34,8 +34,7 @@ def provenance(
         "versions": {"python": platform.python_version(), **_versions()},
         "settings": settings.model_dump(mode="json", exclude=paths),
         "data": {
-            "answers": settings.answers.name,
-            "answers_sha256": sha256_of(settings.answers),
+            "answers_sha256": {path.name: sha256_of(path) for path in settings.answers},
             "target_weights_sha256": {
                 path.name: sha256_of(path) for path in sorted(settings.target.glob("*.safetensors"))
             },

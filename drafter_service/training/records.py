@@ -1,8 +1,9 @@
 """Recorded answers: read a framed msgpack file, split it into training and held-out records.
 
 The file is one msgpack map (the header) followed by one map per record: `p` the prompt ids and
-`r` the answer ids, both uint16 little-endian bytes. Nothing here knows a model. Invariant: the
-split depends on a record's index and the seed alone, so every tool sees the same held-out set.
+`r` the answer ids, little-endian bytes of the type that the header's `ids` names. Nothing here
+knows a model. Invariant: the split depends on a record's index and the seed alone, so every tool
+sees the same held-out set.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 ANSWERS_FORMAT = "outrider-answers"
+ID_TYPES = {"uint16 little-endian": "<u2", "uint32 little-endian": "<u4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Split:
     held_out: tuple[int, ...]
 
 
-def read_records(path: Path) -> list[Record]:
-    """All records of an answers file, in file order.
+def read_records(path: Path, first: int = 0) -> list[Record]:
+    """All records of an answers file, in file order, numbered from `first`.
 
     Raises ValueError when the header is not that of an answers file or a record is malformed.
     """
@@ -53,16 +55,20 @@ def read_records(path: Path) -> list[Record]:
         if not isinstance(header, dict) or header.get("format") != ANSWERS_FORMAT:
             raise ValueError(f"{path}: expected a header with format {ANSWERS_FORMAT!r}")
         vocab_size = int(header["vocab_size"])
-        records = [_record(index, item, vocab_size) for index, item in enumerate(unpacker)]
+        named = header.get("ids", "uint16 little-endian")
+        if named not in ID_TYPES:
+            raise ValueError(f"{path}: ids are {named!r}, known: {', '.join(ID_TYPES)}")
+        dtype = ID_TYPES[named]
+        records = [_record(n, item, vocab_size, dtype) for n, item in enumerate(unpacker, first)]
     expected = header.get("records", len(records))
     if len(records) != expected:
         raise ValueError(f"{path}: header promises {expected} records, found {len(records)}")
     return records
 
 
-def _record(index: int, item: dict[str, bytes], vocab_size: int) -> Record:
-    prompt = np.frombuffer(item["p"], dtype="<u2").astype(np.int64)
-    answer = np.frombuffer(item["r"], dtype="<u2").astype(np.int64)
+def _record(index: int, item: dict[str, bytes], vocab_size: int, dtype: str) -> Record:
+    prompt = np.frombuffer(item["p"], dtype=dtype).astype(np.int64)
+    answer = np.frombuffer(item["r"], dtype=dtype).astype(np.int64)
     ids = np.concatenate([prompt, answer])
     if ids.size and int(ids.max()) >= vocab_size:
         raise ValueError(f"record {index}: id {int(ids.max())} outside {vocab_size}")

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.data import Data
@@ -22,7 +24,7 @@ from drafter_service.training.evaluate import HeldOutReport, evaluate
 from drafter_service.training.meter import Meter
 from drafter_service.training.schedule import DeadlineSchedule, Schedule, StepSchedule
 from drafter_service.training.settings import TrainSettings
-from drafter_service.training.start import head_config, new_head
+from drafter_service.training.start import head_config, inherited_weights, new_head
 from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
 from drafter_service.training.vocab import draft_index
 
@@ -57,6 +59,8 @@ class Run:
         position, extra = Position(), {"started": repr(time.time())}
         if self._state_path.exists():
             position, extra = trainer.load(self._state_path)
+        elif warm_from is not None and warm_from.is_dir():
+            trainer.take_weights(self._weights_of(warm_from, trainer.head))
         elif warm_from is not None:
             trainer.load_weights(warm_from)
         self._extra = extra
@@ -81,6 +85,11 @@ class Run:
         index = torch.from_numpy(draft_index(vocab.target_ids, config.vocab_size))
         dtype: torch.dtype = getattr(torch, settings.compute_dtype)
         return Trainer(head, target.lm_head[target_ids], index, optimiser, dtype)
+
+    def _weights_of(self, checkpoint: Path, head: Eagle3Head) -> dict[str, Tensor]:
+        embedding = read_target_weights(self._settings.target).embed_tokens
+        old = read_eagle3_head(checkpoint, embedding, torch.float32)
+        return inherited_weights(old, head)
 
     def _schedule(self, started: float) -> Schedule:
         s = self._settings

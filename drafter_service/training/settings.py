@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from protos.errors import ConfigError
 
@@ -43,9 +43,11 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    answers: Path = Field(description="Framed msgpack file of prompts and answers.")
+    answers: tuple[Path, ...] = Field(
+        min_length=1, description="Framed msgpack files of prompts and answers; one or a list."
+    )
     target: Path = Field(description="Target in Hugging Face form, safetensors.")
-    features: Path = Field(description="Where feature shards are written and read.")
+    features: Path = Field(description="Where feature shards are kept, a folder per answers file.")
     run: Path = Field(description="Where checkpoints and the log of the run go.")
     head: HeadSettings = HeadSettings()
     record_layers: tuple[int, ...] = Field(
@@ -92,6 +94,20 @@ class TrainSettings(BaseModel):
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Arithmetic."
     )
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return [value] if isinstance(value, str | Path) else value
+
+    @field_validator("answers")
+    @classmethod
+    def _told_apart(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        if len({path.stem for path in paths}) != len(paths):
+            raise ValueError(
+                "answers files need names of their own: their features are kept by name"
+            )
+        return paths
 
 
 def load_settings(path: Path) -> TrainSettings:

@@ -8,6 +8,7 @@ Shapes: V target vocabulary, H target hidden size, W draft vocabulary, C head hi
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,28 @@ def new_head(
     nn.init.constant_(head.norm.weight, FINAL_GAIN)
     head.embed_tokens.weight.requires_grad_(False)
     return head
+
+
+@torch.no_grad()
+def inherited_weights(old: Eagle3Head, new: Eagle3Head) -> dict[str, Tensor]:
+    """float32 weights for `new`, a fresh head: those of `old`, whose draft vocabulary may differ.
+
+    Rows of lm_head follow their target ids. An id that `old` did not draft gets its fresh row (the
+    target's), each channel scaled as training has scaled it in the rows that both heads have.
+    Raises ConfigError when anything but the vocabulary differs.
+    """
+    same = replace(old.config, draft_vocab_size=new.config.draft_vocab_size)
+    if same != replace(new.config, max_positions=same.max_positions):
+        raise ConfigError("the checkpoint to start from is a head of another shape")
+    weights = {name: p.detach().float().clone() for name, p in old.named_parameters()}
+    place = {int(target): row for row, target in enumerate(old.target_ids.tolist())}
+    rows_W = torch.tensor([place.get(int(target), -1) for target in new.target_ids.tolist()])
+    fresh_WC, shared_W = new.lm_head.weight.detach().float(), rows_W >= 0
+    trained_SC, first_SC = weights["lm_head.weight"][rows_W[shared_W]], fresh_WC[shared_W]
+    scale_C = (trained_SC * first_SC).sum(0) / first_SC.square().sum(0).clamp_min(1e-12)
+    lm_head_WC = fresh_WC * scale_C
+    lm_head_WC[shared_W] = trained_SC
+    return weights | {"lm_head.weight": lm_head_WC}
 
 
 def head_config(settings: HeadSettings, target: Mapping[str, Any]) -> Eagle3Config:

@@ -11,7 +11,7 @@ Shapes: M answer rows of a batch, W draft vocabulary.
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -214,6 +214,14 @@ class Trainer:
             for name, master in self._master.items():
                 master.copy_(stream.get_tensor(f"average.{name}"))
                 self._average[name].copy_(master)
+        self._publish()
+
+    @torch.no_grad()
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from these weights, one for every trained parameter, with a fresh optimiser."""
+        for name, master in self._master.items():
+            master.copy_(weights[name])
+            self._average[name].copy_(master)
         self._publish()
 
     def _state_tensors(self) -> Iterator[tuple[str, Tensor]]:

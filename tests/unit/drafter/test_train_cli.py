@@ -90,7 +90,7 @@ def test_the_same_command_again_continues_and_finds_nothing_left(trained):
 def test_recorded_states_are_those_of_the_design(trained):
     root, _ = trained
     record = read_records(root / "answers.msgpack")[3]
-    aux, final = FeatureStore(root / "features").read(3)
+    aux, final = FeatureStore(root / "features" / "answers").read(3)
     model = AutoModelForCausalLM.from_pretrained(root / "target", dtype=torch.bfloat16)
     with torch.inference_mode():
         states = model(torch.from_numpy(record.ids)[None], output_hidden_states=True).hidden_states
@@ -101,7 +101,7 @@ def test_recorded_states_are_those_of_the_design(trained):
 
 def test_a_layer_subset_is_read_in_the_order_asked_for(trained):
     root, _ = trained
-    store = FeatureStore(root / "features")
+    store = FeatureStore(root / "features" / "answers")
     every, _ = store.read(0)
     some, _ = store.read(0, (2, 0))
     assert torch.equal(some, torch.cat([every[:, 2 * HIDDEN :], every[:, :HIDDEN]], dim=1))
@@ -112,7 +112,7 @@ def test_a_layer_subset_is_read_in_the_order_asked_for(trained):
 def test_choices_are_known_after_every_answer_token(trained):
     root, _ = trained
     records = read_records(root / "answers.msgpack")
-    choices = read_choices(records, root / "features" / "choices.safetensors")
+    choices = read_choices(records, root / "features" / "answers" / "choices.safetensors")
     assert (choices[2][: records[2].prompt_len - 1] == -1).all()
     assert (choices[2][records[2].prompt_len - 1 :] >= 0).all()
     assert not is_greedy(records[2], choices[2])
