@@ -15,7 +15,7 @@ from cluster.http.limits import Limits
 from drafter_service.config import DrafterLimits, DrafterSettings
 from drafter_service.kinds import check_kind
 from protos.errors import ConfigError
-from verifier_service.config import EMBEDDED, EngineSection
+from verifier_service.config import DEVICE_MEANS, EMBEDDED, Device, EngineSection
 
 NGRAM = "ngram"
 _RESERVED = ("auto", "off")
@@ -55,6 +55,14 @@ class Placement(Section):
         return options
 
 
+def _require_reserved(device: Device, placement: Placement) -> None:
+    """A GPU that is named is reserved, and one that is reserved is used."""
+    if device == "cuda" and not placement.num_gpus:
+        raise ValueError("device cuda needs placement.num_gpus")
+    if device == "cpu" and placement.num_gpus:
+        raise ValueError("placement.num_gpus reserves GPUs that device cpu leaves idle")
+
+
 class VerifierSection(Section):
     """The target and the replicas that run it."""
 
@@ -65,6 +73,7 @@ class VerifierSection(Section):
         description="Hugging Face directory of the target, or `embedded` (SmolLM2).",
     )
     dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    device: Device = Field(default="auto", description=DEVICE_MEANS)
     num_threads: int = Field(default=2, ge=1, le=256, description="Torch threads of a replica.")
     replicas: int = Field(default=1, ge=1, le=1024, description="Replicas.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Bounds.")
@@ -72,6 +81,11 @@ class VerifierSection(Section):
     placement: Placement = Field(
         default_factory=lambda: Placement(num_cpus=1.0), description="Resources of a replica."
     )
+
+    @model_validator(mode="after")
+    def _device_is_reserved(self) -> Self:
+        _require_reserved(self.device, self.placement)
+        return self
 
 
 class Scaling(Section):
@@ -103,7 +117,15 @@ class DrafterEntry(Section):
     checkpoint: str = Field(
         default="", max_length=4096, description="Its directory, or the name of a shipped head."
     )
+    variant: str = Field(
+        default="",
+        max_length=128,
+        description="Which reading of a checkpoint whose files leave one open (`outrider check` "
+        "names them); empty: verifiers keep the one that scores best, drafters of their own "
+        "process take the first.",
+    )
     dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    device: Device = Field(default="auto", description=DEVICE_MEANS)
     num_threads: int = Field(default=1, ge=1, le=256, description="Torch threads of a replica.")
     limits: DrafterLimits = Field(default_factory=DrafterLimits, description="Bounds.")
     idle_session_s: Seconds = Field(default=60.0, description="Unused sessions are dropped after.")
@@ -128,6 +150,8 @@ class DrafterEntry(Section):
             raise ValueError("give replicas or autoscaling, not both")
         if self.colocated and (self.replicas is not None or self.autoscaling is not None):
             raise ValueError("a colocated drafter has no replicas of its own")
+        if not self.colocated:
+            _require_reserved(self.device, self.placement)
         return self
 
     def settings(self, target: str, checkpoint: str) -> DrafterSettings:
@@ -137,8 +161,10 @@ class DrafterEntry(Section):
                 "kind": self.kind,
                 "name": self.name,
                 "checkpoint": checkpoint,
+                "variant": self.variant,
                 "target": target,
                 "dtype": self.dtype,
+                "device": self.device,
                 "num_threads": self.num_threads,
                 "limits": self.limits,
                 "idle_session_s": self.idle_session_s,

@@ -10,7 +10,7 @@ stays ours.
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,6 +37,7 @@ class Kind:
 BUILT_IN = {
     "ngram": Kind("drafter_service.ngram.load:load_ngram"),
     "draft_model": Kind("drafter_service.draft_model.load:load_draft_model"),
+    "eagle": Kind("drafter_service.eagle.load:load_eagle", _DESCRIBE),
     "eagle3": Kind("drafter_service.eagle3.load:load_eagle3", _DESCRIBE),
 }
 
@@ -53,12 +54,37 @@ class Description(Protocol):
         """Layers whose states make a row (design 2); empty when no rows are wanted."""
 
     @property
-    def aux_candidates(self) -> tuple[tuple[int, ...], ...]:
-        """Every reading of the layer ids where their convention is not known; else empty."""
-
-    @property
     def projection(self) -> ProjectionSpec | None:
         """The input projection that the verifier runs; None: rows are sent raw."""
+
+    @property
+    def variants(self) -> Sequence["Labelled"]:
+        """Every way to read files that leave something open, the likeliest first; else empty."""
+
+    def choose(self, label: str) -> "Description":
+        """The checkpoint read in one of its variants."""
+
+
+class Labelled(Protocol):
+    """One way to read a checkpoint."""
+
+    @property
+    def label(self) -> str:
+        """What `variant` in a configuration calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainDescription:
+    """A checkpoint that leaves nothing open: what a kind of another package may answer with."""
+
+    digest: str
+    aux_layers: tuple[int, ...] = ()
+    projection: ProjectionSpec | None = None
+    variants: tuple[Labelled, ...] = ()
+
+    def choose(self, label: str) -> "PlainDescription":
+        """Itself."""
+        return self
 
 
 def known_kinds() -> tuple[str, ...]:

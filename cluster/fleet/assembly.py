@@ -12,12 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import NGRAM, ClusterConfig, DrafterEntry
-from cluster.fleet.pairs import best_reading, candidate_taps, log_choice, try_readings
+from cluster.fleet.pairs import (
+    Reading,
+    best_reading,
+    log_choice,
+    readings_of,
+    taps_of,
+    try_readings,
+)
 from drafter_service.config import DrafterSettings
 from protos.errors import ConfigError
 from verifier_service.config import EMBEDDED
 
 if TYPE_CHECKING:
+    from drafter_service.drafter import Drafter
     from drafter_service.kinds import Description
     from drafter_service.server import DrafterServer
     from verifier_service.engine.draft_form import TargetEnd
@@ -70,6 +78,7 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     """
     from protos.channel import Security
     from verifier_service.build import engine_settings, pair_book
+    from verifier_service.device import resolve_device
     from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
     from verifier_service.engine.loop import Engine
     from verifier_service.engine.rows import PagedRows
@@ -92,9 +101,10 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
             taps,
             num_threads=section.num_threads,
             max_context=section.engine.max_context,
+            device=resolve_device(section.device),
         )
 
-    taps = _taps(config, target_dir, load)
+    config, taps = settle_variants(config, target_dir, load)
     target = load(taps)
     rows = PagedRows(target)
     end = _target_end(target, taps)
@@ -106,40 +116,44 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     return VerifierParts(EngineService(Engine(target, exchange, planner, sizes, rows)), exchange)
 
 
-def _taps(
+def settle_variants(
     config: ClusterConfig, target_dir: Path, load: "Callable[[Sequence[TapSpec]], Target]"
-) -> "list[TapSpec]":
-    """Rows to keep, one tap per checkpoint, whoever runs it.
+) -> "tuple[ClusterConfig, list[TapSpec]]":
+    """The config with every checkpoint read in one way, and the rows to keep: a tap per digest.
 
-    `load` reads the target for the test of checkpoints that leave their layer ids open.
+    `load` reads the target for the test of checkpoints whose files leave open how they are meant.
     """
     from drafter_service.checkpoint.describe import target_layers
 
     num_layers = target_layers(target_dir)
     taps: dict[str, TapSpec] = {}
+    entries = []
     for entry in config.drafters:
         description = describe_entry(entry, num_layers)
-        readings = candidate_taps(description)
-        if description is None or not readings or description.digest in taps:
-            continue
-        tap = readings[0]
+        readings = readings_of(description, entry.variant)
+        kept = readings[0]
         if len(readings) > 1:
-            tap = _best_tap(entry, readings, target_dir, load(readings))
-        taps[description.digest] = replace(tap, key=description.digest)
-    return list(taps.values())
+            kept = _best_reading(entry, readings, target_dir, load(taps_of(readings)))
+        entries.append(entry.model_copy(update={"variant": kept.label}))
+        if description is not None and kept.tap is not None:
+            taps.setdefault(description.digest, replace(kept.tap, key=description.digest))
+    return config.model_copy(update={"drafters": entries}), list(taps.values())
 
 
-def _best_tap(
-    entry: DrafterEntry, readings: "Sequence[TapSpec]", target_dir: Path, target: "Target"
-) -> "TapSpec":
-    """The reading of a checkpoint's layer ids with which its first guesses are right most often."""
+def _best_reading(
+    entry: DrafterEntry, readings: Sequence[Reading], target_dir: Path, target: "Target"
+) -> Reading:
+    """The reading of a checkpoint with which its first guesses are right most often."""
     from drafter_service.build import build_drafter
 
-    drafter = build_drafter(drafter_settings(entry, target_dir), target_dir)
-    tried = try_readings(target, target_dir, readings, drafter)
-    chosen = best_reading(tried)
-    log_choice(entry.name, tried, chosen)
-    return readings[tried.index(chosen)]
+    def build(variant: str) -> "Drafter":
+        asked = entry.model_copy(update={"variant": variant})
+        return build_drafter(drafter_settings(asked, target_dir), target_dir)
+
+    tried = try_readings(target, target_dir, readings, build)
+    kept = best_reading(tried)
+    log_choice(entry.name, tried, kept)
+    return kept.reading
 
 
 def _target_end(target: "Target", taps: "Sequence[TapSpec]") -> "TargetEnd":

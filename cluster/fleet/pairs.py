@@ -1,12 +1,12 @@
 """A drafter's checkpoint beside a target: the rows it eats, and how well it guesses.
 
 The one place where a drafter and a target are held at once without an engine: `outrider check`
-uses it, and a starting verifier for checkpoints that do not say which layers their ids count.
-Torch-free itself. Invariant: taps are keyed by the checkpoint's digest, whoever runs it.
+uses it, and a starting verifier for checkpoints whose files leave open how they are meant.
+Torch-free itself. Invariant: every reading is scored with rows and weights of its own.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,72 +25,101 @@ TEST_SESSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TriedPair:
-    """The score with one reading of the checkpoint's layer ids (empty: it eats tokens only)."""
+class Reading:
+    """One way to read a checkpoint. label: its `variant`; tap None: it eats tokens only."""
 
-    aux_layers: tuple[int, ...]
+    label: str = ""
+    tap: "TapSpec | None" = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        layers = f"aux layers {list(self.tap.aux_layers)}" if self.tap else ""
+        return ": ".join(part for part in (self.label, layers) if part) or "tokens only"
+
+
+@dataclass(frozen=True, slots=True)
+class TriedReading:
+    """A reading and its score."""
+
+    reading: Reading
     score: "PairScore"
 
 
-def candidate_taps(description: "Description | None") -> "list[TapSpec]":
-    """Rows for every reading of the layer ids; one where the checkpoint is clear."""
-    from verifier_service.step import TapSpec
+def readings_of(description: "Description | None", variant: str = "") -> list[Reading]:
+    """Every reading that is open; one where the files are clear or `variant` names one.
 
-    if description is None or not description.aux_layers:
-        return []
-    readings = description.aux_candidates or (description.aux_layers,)
-    projection = description.projection
-    return [
-        TapSpec(
-            description.digest if len(readings) == 1 else f"{description.digest}/{number}",
-            layers,
-            None if projection is None else replace(projection, aux_layers=layers),
-        )
-        for number, layers in enumerate(readings)
-    ]
+    Raises: CheckpointError for a variant that the checkpoint does not have.
+    """
+    if description is None:
+        return [Reading()]
+    if variant or not description.variants:
+        return [_reading(description.choose(variant), variant)]
+    labels = [variant.label for variant in description.variants]
+    return [_reading(description.choose(label), label) for label in labels]
+
+
+def taps_of(readings: Sequence[Reading]) -> "list[TapSpec]":
+    """The rows that all readings need, each once."""
+    return list({r.tap.key: r.tap for r in readings if r.tap is not None}.values())
 
 
 def try_readings(
-    target: "Target", target_dir: Path, taps: "Sequence[TapSpec]", drafter: "Drafter"
-) -> list[TriedPair]:
-    """Score a drafter on the test text, once with the rows of each tap; one without taps.
+    target: "Target",
+    target_dir: Path,
+    readings: Sequence[Reading],
+    build: "Callable[[str], Drafter]",
+) -> list[TriedReading]:
+    """Score each reading on the test text. build: makes the drafter of a variant.
 
-    Allocates the target's pool anew.
+    The target was loaded with `taps_of(readings)`; its pool is allocated anew.
     """
     from verifier_service.engine.draft_form import RowForm
     from verifier_service.pairing import row_form
     from verifier_service.pairs.probe import try_pair
     from verifier_service.pairs.text import read_text, text_ids
 
-    def ask(work: DraftWork) -> DraftResult | None:
-        results = drafter.handle([work])
-        return results[0] if results else None
-
     facts = target.facts
     ids = text_ids(target_dir, facts.vocab_size)
-    text = read_text(target, ids, [tap.key for tap in taps])
-    forms = [row_form(tap, target.row_width(tap.key), facts.dtype) for tap in taps] or [RowForm()]
-    layers = [tap.aux_layers for tap in taps] or [()]
-    return [
-        TriedPair(read, try_pair(text, form, drafter.capabilities, TEST_SESSION, ask))
-        for read, form in zip(layers, forms, strict=True)
-    ]
+    text = read_text(target, ids, [tap.key for tap in taps_of(readings)])
+    tried = []
+    for reading in readings:
+        tap, drafter = reading.tap, build(reading.label)
+        form = RowForm()
+        if tap is not None:
+            form = row_form(tap, target.row_width(tap.key), facts.dtype)
+
+        def ask(work: DraftWork, drafter: "Drafter" = drafter) -> DraftResult | None:
+            results = drafter.handle([work])
+            return results[0] if results else None
+
+        score = try_pair(text, form, drafter.capabilities, TEST_SESSION, ask)
+        tried.append(TriedReading(reading, score))
+    return tried
 
 
-def best_reading(tried: Sequence[TriedPair]) -> TriedPair:
-    """The reading whose guesses agree most; the first of equals."""
-    return max(tried, key=lambda pair: pair.score.agreement)
+def best_reading(tried: Sequence[TriedReading]) -> TriedReading:
+    """The reading whose guesses agree most; the likeliest of equals."""
+    return max(tried, key=lambda one: one.score.agreement)
 
 
-def log_choice(name: str, tried: Sequence[TriedPair], chosen: TriedPair) -> None:
+def log_choice(name: str, tried: Sequence[TriedReading], kept: TriedReading) -> None:
     """Say what was tried and kept."""
-    logger.warning(
-        "%s does not say how its layer ids count; %s; kept %s",
-        name,
-        ", ".join(
-            f"{list(pair.aux_layers)} agrees at {pair.score.num_agreed} of "
-            f"{pair.score.num_positions}"
-            for pair in tried
-        ),
-        list(chosen.aux_layers),
+    found = "; ".join(
+        f"{one.reading.name} agrees at {one.score.num_agreed} of {one.score.num_positions}"
+        for one in tried
     )
+    logger.warning("the files of %s can be read in %d ways: %s", name, len(tried), found)
+    logger.warning("%s is read as %s", name, kept.reading.name)
+
+
+def _reading(description: "Description", label: str) -> Reading:
+    from verifier_service.step import TapSpec
+
+    layers = description.aux_layers
+    if not layers:
+        return Reading(label)
+    # Readings with the same layers share their rows.
+    key = f"{description.digest}/{'.'.join(map(str, layers))}"
+    spec = description.projection
+    return Reading(label, TapSpec(key, layers, spec and replace(spec, aux_layers=layers)))

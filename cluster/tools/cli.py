@@ -16,6 +16,7 @@ from protos.errors import OutriderError
 DISPATCH = {
     ("data",): "verifier_service.data:main",
     ("manifest",): "cluster.tools.manifest:main",
+    ("check",): "cluster.tools.check:main",
     ("train", "eagle3"): "drafter_service.training.cli:main",
     ("bench", "engine"): "verifier_service.bench:main",
     ("bench", "draft"): "drafter_service.bench:main",

@@ -33,6 +33,7 @@ _COMMANDS = (
     "cluster/tools/serving.py",
     "cluster/tools/chat.py",
     "cluster/tools/validate.py",
+    "cluster/tools/check.py",
     "cluster/tools/bench*",
 )
 
