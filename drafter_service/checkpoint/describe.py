@@ -11,10 +11,11 @@ from typing import Any
 from drafter_service.checkpoint.block_family import BLOCK
 from drafter_service.checkpoint.description import CheckpointDescription, CheckpointFiles, Family
 from drafter_service.checkpoint.eagle3_family import EAGLE3
+from drafter_service.checkpoint.eagle_family import EAGLE
 from drafter_service.checkpoint.safetensors_header import read_checkpoint_headers, read_json
 from protos.errors import CheckpointError
 
-FAMILIES: tuple[Family, ...] = (EAGLE3, BLOCK)
+FAMILIES: tuple[Family, ...] = (EAGLE3, EAGLE, BLOCK)
 """In this order; the first that recognises a checkpoint describes it."""
 
 

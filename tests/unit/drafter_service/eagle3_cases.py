@@ -2,18 +2,29 @@
 
 import torch
 
-from drafter_service.eagle3.config import Eagle3Config, Rope
+from drafter_service.eagle.config import EagleConfig
+from drafter_service.eagle.drafter import Eagle
+from drafter_service.eagle.head import EagleHead
+from drafter_service.eagle3.config import Eagle3Config, LayerFacts, Rope
 from drafter_service.eagle3.drafter import Eagle3
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.ranking import NodeRows, rank_children
 from drafter_service.service import SessionDrafter
 from protos.exchange import Capabilities, PlanKind
+from protos.features import FINAL_LAYER
 
 VOCAB = 96
 DRAFT_VOCAB = 48
 HIDDEN = 32
 AUX = (0, 1, 2)
 RAW_WIDTH = HIDDEN * len(AUX)
+LIMITS = {
+    "max_context": 4096,
+    "max_sessions": 32,
+    "max_depth": 16,
+    "max_width": 10,
+    "max_nodes": 64,
+}
 
 
 def tiny_head(seed=0, dtype=torch.float32, **facts):
@@ -33,14 +44,24 @@ def tiny_head(seed=0, dtype=torch.float32, **facts):
             **facts,
         }
     )
-    generator = torch.Generator().manual_seed(seed)
     head = Eagle3Head(config, torch.arange(0, VOCAB, 2)[: config.draft_vocab_size])
+    return fill(head, seed).to(dtype)
+
+
+def tiny_eagle_head(seed=0, dtype=torch.float32, **facts):
+    layer = LayerFacts(HIDDEN, 4, 2, 8, 64, 1e-5)
+    config = EagleConfig(**{"layer": layer, "rope": Rope(10000.0), "vocab_size": VOCAB} | facts)
+    return fill(EagleHead(config), seed).to(dtype)
+
+
+def fill(head, seed):
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2
             noise = torch.randn(parameter.shape, generator=generator) * spread
             parameter.copy_(noise + (1.0 if parameter.dim() == 1 else 0.0))
-    return head.to(dtype)
+    return head
 
 
 def eagle3_capabilities(head, incarnation=7, **limits):
@@ -49,20 +70,28 @@ def eagle3_capabilities(head, incarnation=7, **limits):
         kind="eagle3",
         name="eagle3",
         incarnation=incarnation,
-        plan_kinds=(PlanKind.CHAIN, PlanKind.TREE),
+        plan_kinds=(PlanKind.CHAIN, PlanKind.TREE, PlanKind.STATIC),
         aux_layers=config.aux_layers,
         raw_width=config.feature_size,
         fused_width=config.hidden_size,
         vocab_size=config.vocab_size,
-        **{
-            "max_context": 4096,
-            "max_sessions": 32,
-            "max_depth": 16,
-            "max_width": 10,
-            "max_nodes": 64,
-            **limits,
-        },
+        **LIMITS | limits,
     )
+
+
+def eagle_drafter(head, cache_bytes=1 << 20, **limits):
+    config = head.config
+    capabilities = Capabilities(
+        kind="eagle",
+        name="eagle",
+        incarnation=7,
+        plan_kinds=(PlanKind.CHAIN, PlanKind.TREE, PlanKind.STATIC),
+        aux_layers=(FINAL_LAYER,),
+        raw_width=config.hidden_size,
+        vocab_size=config.vocab_size,
+        **LIMITS | limits,
+    )
+    return SessionDrafter(capabilities, Eagle(head, cache_bytes, 4200), idle_s=60)
 
 
 def eagle3_drafter(head, cache_bytes=1 << 20, **limits):

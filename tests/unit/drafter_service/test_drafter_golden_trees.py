@@ -7,23 +7,34 @@ import torch
 from safetensors.torch import load_file
 
 from drafter_service.attention import Part, attend_over, causal_tail
-from drafter_service.cache import KvSlab
-from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
+from drafter_service.checkpoint.describe import describe
+from drafter_service.checkpoint.eagle3_reader import SharedWeights, head_of, read_eagle3_head
+from drafter_service.checkpoint.eagle_reader import eagle_head_of
+from drafter_service.eagle.head import EagleHead
 from protos.exchange import DraftStatus, Plan, PlanKind
 from protos.features import FeatureForm
 from tests.unit.drafter_service.drafter_cases import opening, rows_of, work
-from tests.unit.drafter_service.eagle3_cases import eagle3_drafter
+from tests.unit.drafter_service.eagle3_cases import eagle3_drafter, eagle_drafter
 
 TREES = [(16, 3, 4), (60, 5, 10)]
 
 
-@pytest.fixture(scope="module", params=["eagle3_safeailab", "eagle3_safeailab_theta500k_fullvocab"])
+CASES = ["eagle3_safeailab", "eagle3_safeailab_theta500k_fullvocab", "eagle1_safeailab_bias"]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def case(request, golden_dir: Path):
     directory = golden_dir / "eagle" / request.param
     io = load_file(directory / "io.safetensors")
-    embedding = load_file(directory / "target.safetensors")["model.embed_tokens.weight"]
-    head = read_eagle3_head(directory, embedding, torch.float32, num_target_layers=8)
-    return io, head
+    target = load_file(directory / "target.safetensors")
+    shared = SharedWeights(target["model.embed_tokens.weight"], target["lm_head.weight"])
+    described = describe(directory, 8)
+    read = eagle_head_of if described.kind == "eagle" else head_of
+    return io, read(described, directory, shared, torch.float32)
+
+
+def drafter_of(head):
+    return eagle_drafter(head) if isinstance(head, EagleHead) else eagle3_drafter(head)
 
 
 def plan_of(total, depth, top_k):
@@ -63,7 +74,9 @@ def test_two_rounds_of_trees_equal_the_public_code(case, shape, form):
     if f"{name}.round1.draft_tokens" not in io:
         pytest.skip(f"this case has no {name}")
     fused_by = head if form == "fused" else None
-    drafter = eagle3_drafter(head)
+    if fused_by is not None and isinstance(head, EagleHead):
+        pytest.skip("rows of this head cannot be fused ahead")
+    drafter = drafter_of(head)
     ids = io["tree.input_ids"].tolist()
     features = io["tree.features"]
     plan = plan_of(*shape)
@@ -109,8 +122,7 @@ def test_first_rounds_of_the_real_loop_draft_the_same_trees(golden_dir, shape):
 def test_cached_chain_and_resume_equal_the_public_code(case):
     """Fixed tokens fed back step by step, thrown away, then true rows and a second chain."""
     io, head = case
-    config = head.config
-    slab = KvSlab(1 << 20, config.num_kv_heads, config.head_dim, torch.float32)
+    slab = drafter_of(head)._algorithm.slab
     segment = slab.reserve(None, 0, 64)
 
     def step(ids, g, positions, cached_len):
@@ -130,7 +142,6 @@ def test_cached_chain_and_resume_equal_the_public_code(case):
     with torch.inference_mode():
         num_rows = len(io["prefill.features"])
         g = head.fuse(io["prefill.features"])
-        close(g, io["prefill.fused"])
         y = step(io["prefill.next_ids"], g, io["prefill.position_ids"], 0)
         close(head.logits(y), io["prefill.logits"])
         close(slab.read(segment.start, num_rows)[0], io["prefill.k_cache"])
