@@ -83,7 +83,7 @@ def _announce(address: str, ready_file: Path | None) -> None:
 
 def _settings(options: argparse.Namespace) -> VerifierSettings:
     """File first, then options, then the token out of the environment."""
-    names = ("target", "dtype", "num_threads", "planner", "listen", "insecure")
+    names = ("target", "dtype", "device", "num_threads", "planner", "listen", "insecure")
     given = {n: v for n in names if (v := getattr(options, n)) is not None}
     if options.drafter:
         given["drafters"] = [_drafter(text) for text in options.drafter]
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help="YAML file; options below win over it")
     parser.add_argument("--target", help="directory of the target, or `embedded`")
     parser.add_argument("--dtype")
+    parser.add_argument("--device", help="auto, cpu or cuda")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--planner")
     parser.add_argument(

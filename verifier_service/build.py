@@ -12,6 +12,7 @@ from protos.channel import Security, TlsFiles
 from protos.errors import ConfigError, OutriderError, PeerUnavailable
 from protos.exchange import DrafterReplica
 from verifier_service.config import EMBEDDED, EngineSection, RemoteDrafter, VerifierSettings
+from verifier_service.device import resolve_device
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
 from verifier_service.engine.loop import Engine
@@ -60,6 +61,7 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
         taps,
         num_threads=settings.num_threads or None,
         max_context=settings.engine.max_context,
+        device=resolve_device(settings.device),
     )
     facts, rows = target.facts, PagedRows(target)
     forms = {tap.key: row_form(tap, target.row_width(tap.key), facts.dtype) for tap in taps}

@@ -14,6 +14,9 @@ from protos.errors import ConfigError
 
 EMBEDDED = "embedded"
 
+Device = Literal["auto", "cpu", "cuda"]
+DEVICE_MEANS = "Where to compute; auto takes a GPU where torch finds one."
+
 THREAD_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
 """Environment of every process that computes, set before torch is loaded.
 
@@ -101,6 +104,7 @@ class VerifierSettings(_Section):
         description="Hugging Face directory of the target, or `embedded` (SmolLM2).",
     )
     dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    device: Device = Field(default="auto", description=DEVICE_MEANS)
     num_threads: int = Field(default=0, ge=0, le=1024, description="Torch threads; 0 leaves them.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Bounds.")
     planner: Literal["adaptive", "override_only"] = Field(
