@@ -12,8 +12,6 @@ D head_dim, T tiles, P = T * TILE positions, M = n * G query rows of one head, p
 
 import torch
 
-from verifier_service.model.flex import Flex, FlexAttention
-from verifier_service.model.flex_layout import FlexGroup
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring, cap, hide, soften
 from verifier_service.model.kv import TILE, Pool
 from verifier_service.model.layout import ChainGroup, StepLayout
@@ -22,13 +20,15 @@ from verifier_service.model.tree_layout import TreeGroup
 
 
 class StepAttention:
-    """Attention of one step, for all layers of one shape, by the backend it is laid out for."""
+    """Attention of one step, for all layers of one shape."""
 
-    def __init__(
-        self, layout: StepLayout, shape: AttentionShape, pool: Pool, flex: Flex | None = None
-    ) -> None:
-        """flex: needed for a layout in groups for FlexAttention."""
-        self._parts = [_part(group, shape, pool, flex) for group in layout.groups]
+    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
+        self._parts = [
+            TreeAttention(group, shape, pool)
+            if isinstance(group, TreeGroup)
+            else ChainAttention(group, shape, pool)
+            for group in layout.groups
+        ]
 
     def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Say where scaled queries [R, A, D] come from and where outputs [R, A, D] go.
@@ -36,7 +36,7 @@ class StepAttention:
         Padding rows of `out` are left alone.
         """
         for part in self._parts:
-            part.queries.bind(queries[part.rows], out[part.rows])
+            part.queries.bind(queries, out)
 
     def attend(self, layer: int, scoring: Scoring) -> None:
         """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
@@ -44,27 +44,15 @@ class StepAttention:
             part.attend(layer, scoring)
 
 
-def _part(
-    group: ChainGroup | TreeGroup | FlexGroup, shape: AttentionShape, pool: Pool, flex: Flex | None
-) -> "ChainAttention | TreeAttention | FlexAttention":
-    if isinstance(group, TreeGroup):
-        return TreeAttention(group, shape, pool)
-    if isinstance(group, ChainGroup):
-        return ChainAttention(group, shape, pool)
-    assert flex is not None
-    return FlexAttention(group, shape, pool, flex)
-
-
 class ChainAttention:
     """Blocks without branches: one product for scores, one per tile for outputs."""
 
     def __init__(self, group: ChainGroup, shape: AttentionShape, pool: Pool) -> None:
         heads, head_dim, kv = shape.num_kv_heads, shape.head_dim, pool.kv
-        batch, tiles, size = len(group.starts), group.num_tiles, group.num_tiles * TILE
+        batch, tiles, size = group.num_blocks, group.num_tiles, group.num_tiles * TILE
         self._group = group
         self._pool = pool
-        self.queries = HeadRows(batch, group.num_rows, shape, kv.dtype, kv.device)
-        self.rows = slice(group.first_row, group.first_row + batch * group.num_rows)
+        self.queries = HeadRows(batch, group.num_rows, shape, kv, _flat_rows(group))
         rows = self.queries.num_rows
         # K and V as [2, B * H, P, D].
         self._kv = kv.new_empty(2, batch * heads, size, head_dim)
@@ -130,9 +118,15 @@ class ChainAttention:
         positions = group.positions
         if int(positions.max()) < window:
             return self._masked[None]
-        columns = torch.arange(group.num_tiles * TILE)
-        hidden = columns <= positions[..., None] - window
-        mask = hide(hidden.to(self._kv.device), self._kv.dtype)
+        columns = torch.arange(group.num_tiles * TILE, device=positions.device)
+        mask = hide(columns <= positions[..., None] - window, self._kv.dtype)
         if group.mask is not None:
             mask[..., group.mask_start :] += group.mask
         return self._place(0, mask)
+
+
+def _flat_rows(group: ChainGroup) -> slice | torch.Tensor:
+    if group.first_row is not None:
+        return slice(group.first_row, group.first_row + group.num_blocks * group.num_rows)
+    assert group.rows is not None
+    return group.rows

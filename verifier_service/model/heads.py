@@ -44,6 +44,8 @@ class Scoring:
 class HeadRows:
     """Query rows sorted by key-value head: [B * n, A, D] <-> [B * H, M, D], padding zero.
 
+    rows: B * n adjacent flat rows, or int64 [B * n], which may name a row again that comes to the
+    same.
     queries: what scores are made of. mixed: what attention of these rows becomes.
     """
 
@@ -52,18 +54,21 @@ class HeadRows:
         batch: int,
         num_rows: int,
         shape: AttentionShape,
-        dtype: torch.dtype,
-        device: torch.device | None = None,
+        like: torch.Tensor,
+        rows: slice | torch.Tensor,
     ) -> None:
+        """like: a tensor of the pool's dtype and device."""
         heads, self._group_size = shape.num_kv_heads, shape.group_size
         self._split = (batch, num_rows, heads, self._group_size, shape.head_dim)
         self._real = num_rows * self._group_size
         self.num_rows = -(-self._real // shape.multiple) * shape.multiple
         size = (batch * heads, self.num_rows, shape.head_dim)
-        self.queries = torch.zeros(size, dtype=dtype, device=device)
+        self.queries = like.new_zeros(size)
         self.mixed = torch.zeros_like(self.queries)
         self._into, self._from = self._rows(self.queries), self._rows(self.mixed)
         self._source = self._sink = self._into
+        self._rows_of_step = rows
+        self._flat = self._out = self._picked = self.queries
 
     def _rows(self, by_head: torch.Tensor) -> torch.Tensor:
         """[B * H, M, D] -> [B, n, H, G, D], a view without padding."""
@@ -72,16 +77,28 @@ class HeadRows:
         return real.view(batch, heads, num_rows, group, head_dim).transpose(1, 2)
 
     def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """Where `load` reads from and `store` writes to, [B * n, A, D] each."""
-        self._source, self._sink = queries.view(self._split), out.view(self._split)
+        """Where `load` reads from and `store` writes to, [R, A, D] of the whole step each."""
+        rows = self._rows_of_step
+        if isinstance(rows, slice):
+            self._source, self._sink = queries[rows].view(self._split), out[rows].view(self._split)
+        else:
+            self._flat, self._out = queries, out
+            self._picked = out.new_empty(len(rows), *out.shape[1:])
+            self._source = self._sink = self._picked.view(self._split)
 
     def load(self) -> None:
         """Fill `queries`."""
+        rows = self._rows_of_step
+        if isinstance(rows, torch.Tensor):
+            torch.index_select(self._flat, 0, rows, out=self._picked)
         self._into.copy_(self._source)
 
     def store(self) -> None:
         """Hand `mixed` out."""
+        rows = self._rows_of_step
         self._sink.copy_(self._from)
+        if isinstance(rows, torch.Tensor):
+            self._out.index_copy_(0, rows, self._picked)
 
     def by_row(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., n, x] -> [..., M, x]: each row for every query head of a group, then zeros."""

@@ -1,23 +1,28 @@
 """How a step's spans lie in the flat batch, and in which groups attention works through them.
 
-Pure index work, done once per step and used by every layer. Spans without branches become blocks
-of at most BLOCK_ROWS rows; blocks of equal row count and similar length that must be gathered
-anyway share one group. A branching span is a group of its own. For FlexAttention spans stand in
-their own order and are grouped by size (flex_layout.py).
+Pure index work, done once per step and used by every layer. Spans lie in the flat batch as they
+come. For attention every span becomes blocks: runs of rows that follow one another. A prompt chunk
+is cut after BLOCK_ROWS rows; a branching span becomes one block per leaf (the rows of its path that
+no earlier block holds, behind the keys of the whole path), or stays a tree where its paths would
+read the prefix too often. Blocks that must be gathered anyway share groups, because a group costs
+a dozen calls a layer whatever it holds: a shorter block repeats its last row, and reads slot 0,
+masked, behind its end. FlexAttention has groups of its own (flex_layout.py).
 
-    flat rows   [ span a | span b | span c, block 1 | c, block 2 | ... | padding ]
+    flat rows   [ span a | span b | span c | ... | padding ]
 
 Rows are padded to a multiple; padding rows carry token 0, position 0 and slot 0 (scrap).
 
 Shapes: R flat rows, B blocks of a group, n rows per block, T tiles, P = T * TILE positions.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from verifier_service.model.flex_layout import FlexGroup, NodeOrder, flex_groups, node_order
+from verifier_service.model.flex_layout import FlexGroup, flex_groups
 from verifier_service.model.kv import TILE
 from verifier_service.model.tree_layout import TreeGroup, tree_group
 from verifier_service.step import Span
@@ -25,30 +30,35 @@ from verifier_service.step import Span
 BLOCK_ROWS = 64
 """Rows of a prompt chunk whose attention is computed together."""
 
+_GROUP_COST: Final = 95.0
+_TREE_COST: Final = 130.0
+_TILE_COST: Final = 2.5
+_ROW_COST: Final = 1.5
+"""Microseconds of one layer on two cores, measured with SmolLM2's heads: a group's calls, a tree's,
+reading a tile of one block, and each row of it. Only their proportions matter."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainGroup:
     """Blocks without branches: row i of block b stands at position starts[b] + i.
 
-    first_row: of the group's B * n adjacent flat rows. first_slot: set when B is 1 and the slots
-    of all positions are one run; else `slots` [B, P] names them, 0 where a block is shorter.
-    mask: [B, n, P - mask_start], 0 or -inf; earlier positions are visible to all rows; None when
-    everything is.
+    Blocks shorter than num_rows repeat their last row. first_row: set when the group's rows are
+    B * n adjacent flat rows; else `rows` [B * n] names them. first_slot: set when B is 1 and the
+    slots of all positions are one run; else `slots` [B, P] names them, 0 where a block is shorter.
+    positions: [B, n]. mask: [B, n, P - mask_start], 0 or -inf; earlier positions are visible to
+    all rows; None when everything is.
     """
 
-    first_row: int
+    first_row: int | None
+    rows: torch.Tensor | None
+    num_blocks: int
     num_rows: int
-    starts: tuple[int, ...]
+    positions: torch.Tensor
     num_tiles: int
     first_slot: int | None
     slots: torch.Tensor | None
     mask_start: int
     mask: torch.Tensor | None
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of the rows, [B, n]."""
-        return torch.tensor(self.starts)[:, None] + torch.arange(self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +74,35 @@ class StepLayout:
     slots: torch.Tensor
     num_rows: int
     first_slot: int | None
-    groups: tuple[ChainGroup | TreeGroup | FlexGroup, ...]
+    groups: tuple[ChainGroup | TreeGroup, ...]
+    flex_groups: tuple[FlexGroup, ...]
     logit_rows: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
-    span: Span
-    first: int
-    """First row of the span in this block."""
-    num_rows: int
+    """Rows of one span that follow one another. slots: of all positions up to the last row's.
+
+    rows: flat. start: position of the first row.
+    """
+
+    rows: Sequence[int]
+    start: int
+    slots: torch.Tensor
+    first_slot: int | None = None
 
     @property
-    def start(self) -> int:
-        return self.span.start + self.first
+    def num_rows(self) -> int:
+        return len(self.rows)
 
     @property
     def num_tiles(self) -> int:
-        return -(-(self.start + self.num_rows) // TILE)
+        return -(-(self.start + len(self.rows)) // TILE)
+
+    @property
+    def cost(self) -> float:
+        """Of this block in a group, the group's own calls aside."""
+        return self.num_tiles * (_TILE_COST + _ROW_COST * self.num_rows)
 
 
 def lay_out(
@@ -91,105 +112,154 @@ def lay_out(
 
     for_flex: in groups for FlexAttention instead of tiles.
     """
-    groups: list[ChainGroup | TreeGroup | FlexGroup] = []
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[torch.Tensor] = []
-    first_rows: dict[int, list[int]] = {}
-    order = {id(span): number for number, span in enumerate(spans)}
-
-    def place(span: Span, first: int, count: int, where: Sequence[int] | None = None) -> int:
-        row = len(ids)
-        first_rows.setdefault(order[id(span)], []).extend(range(row, row + count))
-        ids.extend(span.token_ids[first : first + count])
-        start = span.start + first
-        positions.extend(where if where is not None else range(start, start + count))
-        slots.append(span.slots[start : start + count])
-        return row
-
-    if for_flex:
-        placed: list[tuple[Span, int, NodeOrder]] = []
-        for span in spans:
-            nodes = node_order(span)
-            where = (span.start + nodes.depth).tolist()
-            placed.append((span, place(span, 0, span.num_rows, where), nodes))
-        groups += flex_groups(placed)
-    else:
-        for bunch in _bunches(spans):
-            rows = [place(block.span, block.first, block.num_rows) for block in bunch]
-            groups.append(_chain_group(bunch, rows[0], dtype))
-        for span in spans:
-            if span.parents is not None:
-                tree = tree_group(span, len(ids), dtype)
-                place(span, 0, span.num_rows, tree.positions.tolist())
-                groups.append(tree)
-
-    num_rows = len(ids)
+    first_rows = [0, *itertools.accumulate(span.num_rows for span in spans)]
+    num_rows = first_rows[-1]
+    ids = [token for span in spans for token in span.token_ids]
     padding = -num_rows % multiple
+    depths = [_depths(span) for span in spans]
+    positions = [
+        span.start + depth for span, own in zip(spans, depths, strict=True) for depth in own
+    ]
     logit_rows = [
         row
-        for number, span in enumerate(spans)
-        for row in first_rows[number][span.num_rows - span.num_logits :]
+        for span, end in zip(spans, first_rows[1:], strict=True)
+        for row in range(end - span.num_logits, end)
     ]
+    placed = list(zip(spans, first_rows[:-1], depths, strict=True))
     only = spans[0] if len(spans) == 1 else None
+    own_slots = [span.slots[span.start :] for span in spans]
     return StepLayout(
         ids=torch.tensor(ids + [0] * padding),
         positions=torch.tensor(positions + [0] * padding),
-        slots=torch.cat([*slots, torch.zeros(padding, dtype=torch.int64)]),
+        slots=torch.cat([*own_slots, torch.zeros(padding, dtype=torch.int64)]),
         num_rows=num_rows,
         first_slot=(only.first_slot + only.start if only and only.first_slot is not None else None),
-        groups=tuple(groups),
+        groups=() if for_flex else tuple(_tile_groups(placed, dtype)),
+        flex_groups=flex_groups(list(zip(spans, first_rows, strict=False))) if for_flex else (),
         logit_rows=tuple(logit_rows),
     )
 
 
-def _bunches(spans: Sequence[Span]) -> list[list[_Block]]:
-    """Blocks of the unbranched spans, bunched into groups."""
-    alone: list[list[_Block]] = []
-    shared: dict[tuple[int, int], list[_Block]] = {}
-    lone_span = len(spans) == 1
-    for span in spans:
-        if span.parents is not None:
-            continue
-        for first in range(0, span.num_rows, BLOCK_ROWS):
-            block = _Block(span, first, min(BLOCK_ROWS, span.num_rows - first))
-            if lone_span or span.num_rows > BLOCK_ROWS:
-                alone.append([block])
+def _tile_groups(
+    placed: Sequence[tuple[Span, int, list[int]]], dtype: torch.dtype
+) -> list[ChainGroup | TreeGroup]:
+    """Groups of all spans, given with their first flat rows and their rows' depths."""
+    groups: list[ChainGroup | TreeGroup] = []
+    shared: list[_Block] = []
+    is_lone = len(placed) == 1
+    for span, first, depths in placed:
+        if span.parents is None:
+            blocks = list(_chunks(span, first))
+            if is_lone or span.num_rows > BLOCK_ROWS:
+                groups += [_chain_group([block], dtype) for block in blocks]
             else:
-                shared.setdefault((block.num_rows, _bucket(block.num_tiles)), []).append(block)
-    return [*alone, *shared.values()]
+                shared += blocks
+            continue
+        paths = _paths(span, span.parents, depths, first)
+        if sum(block.cost for block in paths) + _GROUP_COST * is_lone < _tree_cost(span, depths):
+            shared += paths
+        else:
+            groups.append(tree_group(span, first, dtype))
+    return [*groups, *(_chain_group(bunch, dtype) for bunch in _bunches(shared))]
 
 
-def _bucket(num_tiles: int) -> int:
-    """Tile counts that share a group: the padding they cost stays under a third."""
-    bucket = 1
-    while bucket < num_tiles:
-        bucket += max(1, bucket // 3)
-    return bucket
+def _chunks(span: Span, first_row: int) -> Iterator[_Block]:
+    """An unbranched span in blocks of at most BLOCK_ROWS rows."""
+    for first in range(0, span.num_rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, span.num_rows - first)
+        rows = range(first_row + first, first_row + first + count)
+        start = span.start + first
+        yield _Block(rows, start, span.slots[: start + count], span.first_slot)
 
 
-def _chain_group(blocks: Sequence[_Block], first_row: int, dtype: torch.dtype) -> ChainGroup:
-    num_rows = blocks[0].num_rows
+def _depths(span: Span) -> list[int]:
+    """Of every row below the span's first."""
+    if span.parents is None:
+        return list(range(span.num_rows))
+    depths = [0] * span.num_rows
+    for row, parent in enumerate(span.parents):
+        if row:
+            depths[row] = depths[parent] + 1
+    return depths
+
+
+def _paths(
+    span: Span, parents: Sequence[int], depths: Sequence[int], first_row: int
+) -> list[_Block]:
+    """A branching span as one block per leaf, deepest first; every row is in exactly one."""
+    leaves = sorted(set(range(len(parents))) - set(parents), key=lambda leaf: -depths[leaf])
+    taken: set[int] = set()
+    blocks = []
+    for leaf in leaves:
+        path = [leaf]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        path.reverse()
+        own = [row for row in path if row not in taken]
+        taken.update(own)
+        keys = span.start + torch.tensor(path)
+        blocks.append(
+            _Block(
+                rows=[first_row + row for row in own],
+                start=span.start + depths[own[0]],
+                slots=torch.cat([span.slots[: span.start], span.slots[keys]]),
+            )
+        )
+    return blocks
+
+
+def _tree_cost(span: Span, depths: Sequence[int]) -> float:
+    tiles = -(-(span.start + max(depths) + 1) // TILE)
+    return _TREE_COST + tiles * (_TILE_COST + _ROW_COST * span.num_rows)
+
+
+def _bunches(blocks: Sequence[_Block]) -> list[list[_Block]]:
+    """Blocks in groups that cost least together: runs of the blocks ordered by rows and tiles."""
+    order = sorted(blocks, key=lambda block: (block.num_rows, block.num_tiles))
+    # best[i]: cost of the first i blocks, and where the last of their groups begins.
+    best: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(order) + 1):
+        rows, tiles, found = order[end - 1].num_rows, 0, (float("inf"), 0)
+        for begin in range(end - 1, -1, -1):
+            tiles = max(tiles, order[begin].num_tiles)
+            cost = _GROUP_COST + (end - begin) * tiles * (_TILE_COST + _ROW_COST * rows)
+            found = min(found, (best[begin][0] + cost, begin))
+        best.append(found)
+    bunches = []
+    end = len(order)
+    while end:
+        begin = best[end][1]
+        bunches.append(order[begin:end])
+        end = begin
+    return bunches
+
+
+def _chain_group(blocks: Sequence[_Block], dtype: torch.dtype) -> ChainGroup:
+    num_rows = max(block.num_rows for block in blocks)
     num_tiles = max(block.num_tiles for block in blocks)
-    starts = tuple(block.start for block in blocks)
     size = num_tiles * TILE
-    first_slot = blocks[0].span.first_slot if len(blocks) == 1 else None
+    places = [[min(n, block.num_rows - 1) for n in range(num_rows)] for block in blocks]
+    rows = [block.rows[n] for block, own in zip(blocks, places, strict=True) for n in own]
+    starts = torch.tensor([block.start for block in blocks])
+    positions = starts[:, None] + torch.tensor(places)
+    first_slot = blocks[0].first_slot if len(blocks) == 1 else None
     slots = None
     if first_slot is None:
         slots = torch.zeros(len(blocks), size, dtype=torch.int64)
         for number, block in enumerate(blocks):
-            end = block.start + num_rows
-            slots[number, :end] = block.span.slots[:end]
-    mask_start = min(starts) // TILE * TILE
-    last = torch.tensor(starts)[:, None, None] + torch.arange(num_rows)[None, :, None]
-    hidden = torch.arange(mask_start, size) > last
+            slots[number, : len(block.slots)] = block.slots
+    mask_start = min(block.start for block in blocks) // TILE * TILE
+    hidden = torch.arange(mask_start, size) > positions[..., None]
     mask = None
     if bool(hidden.any()):
         mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    is_run = rows == list(range(rows[0], rows[0] + len(rows)))
     return ChainGroup(
-        first_row=first_row,
+        first_row=rows[0] if is_run else None,
+        rows=None if is_run else torch.tensor(rows),
+        num_blocks=len(blocks),
         num_rows=num_rows,
-        starts=starts,
+        positions=positions,
         num_tiles=num_tiles,
         first_slot=first_slot,
         slots=slots,

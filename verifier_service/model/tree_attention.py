@@ -23,8 +23,8 @@ class TreeAttention:
         self._group = group
         self._pool = pool
         self._begin = begin
-        self.queries = HeadRows(1, group.num_rows, shape, kv.dtype, kv.device)
-        self.rows = slice(group.first_row, group.first_row + group.num_rows)
+        flat = slice(group.first_row, group.first_row + group.num_rows)
+        self.queries = HeadRows(1, group.num_rows, shape, kv, flat)
         rows, by_row = self.queries.num_rows, self.queries.by_row
         self._read_together(heads, head_dim)
         self._by_key = kv.new_empty(heads, rows, group.num_keys)

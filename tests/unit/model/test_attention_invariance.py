@@ -88,3 +88,26 @@ def test_nodes_of_a_tree_equal_their_paths(bench, start, scattered):
         chain = bench.run([Span(1, (0,) * len(path), start, own)])
         for row in path:
             assert torch.equal(together[2000 + row], chain[2000 + row])
+
+
+@pytest.mark.parametrize("end", [70, 640])
+def test_chains_and_small_trees_of_many_requests_share_groups(bench, end):
+    """Rows repeated to a common length and paths read apart change no bit of anybody's."""
+    rng = random.Random(end)
+    spans = []
+    for number, count in enumerate((1, 1, 2, 3, 4, 4, 5, 9)):
+        length = end + 9 * number
+        parents = random_parents(rng, count, 3) if number % 2 else None
+        slots = torch.cat([torch.arange(1, length + 1), torch.arange(count) + 2000 + 20 * number])
+        spans.append(Span(number, (0,) * count, length, slots, parents))
+    layout = lay_out(spans, bench.multiple, bench.dtype)
+    assert len(layout.groups) < len(spans)
+    together = bench.run(spans)
+    for span in spans:
+        parents = span.parents or tuple(range(-1, span.num_rows - 1))
+        for row in range(span.num_rows):
+            path = torch.tensor(path_to(parents, row))
+            own = torch.cat([span.slots[: span.start], span.slots[span.start + path]])
+            alone = bench.run([Span(1, (0,) * len(path), span.start, own)])
+            slot = int(own[-1])
+            assert torch.equal(together[slot], alone[slot])
