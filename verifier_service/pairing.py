@@ -43,6 +43,7 @@ def tap_for(capabilities: Capabilities, checkpoint: Path | None) -> TapSpec | No
         norms=projection.norms,
         norm_eps=projection.norm_eps,
         norm_form=projection.norm_form,
+        fc_bias=projection.fc_bias,
     )
     return TapSpec(digest, capabilities.aux_layers, spec)
 

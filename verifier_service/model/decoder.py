@@ -14,6 +14,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from protos.errors import CheckpointError
+from protos.features import FINAL_LAYER
 from verifier_service.model.attention import StepAttention
 from verifier_service.model.flex import Flex
 from verifier_service.model.heads import AttentionShape, Scoring
@@ -66,7 +67,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class DecoderOutput:
-    """logits [N, V] of the asked rows; states: aux states [R, H] by layer."""
+    """logits [N, V] of the asked rows; states: aux states [R, H] by layer, FINAL_LAYER's too."""
 
     logits: torch.Tensor
     states: dict[int, torch.Tensor]
@@ -97,8 +98,11 @@ class ModulesDecoder:
     ) -> DecoderOutput:
         states: dict[int, torch.Tensor] = {}
         hooks = [
-            self._layers[layer].register_forward_hook(_keep(states, layer)) for layer in aux_layers
+            self._layers[layer].register_forward_hook(_keep(states, layer))
+            for layer in aux_layers - {FINAL_LAYER}
         ]
+        if FINAL_LAYER in aux_layers:
+            hooks.append(self._model.base_model.register_forward_hook(_keep_final(states)))
         try:
             output = self._model(
                 input_ids=context.layout.ids[None],
@@ -202,6 +206,14 @@ def _decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module
     raise CheckpointError(f"{type(model).__name__} has no list of {count} decoder layers")
+
+
+def _keep_final(states: dict[int, torch.Tensor]) -> Hook:
+    def hook(_module: torch.nn.Module, _inputs: object, output: Output) -> None:
+        # The base model's first output, by position in a tuple and in transformers' own type.
+        states[FINAL_LAYER] = output[0][0]
+
+    return hook
 
 
 def _keep(states: dict[int, torch.Tensor], layer: int) -> Hook:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from protos.features import FINAL_LAYER
 from verifier_service.model.decoder import DecoderOutput, StepContext
 from verifier_service.model.heads import Scoring
 from verifier_service.model.invariance import Matrix
@@ -173,6 +174,8 @@ class FusedDecoder:
             x = layer.down.add(functional.silu(gate).mul_(up), x)
             if number in aux_layers:
                 states[number] = x
+        if FINAL_LAYER in aux_layers:
+            states[FINAL_LAYER] = self._norm(x)
         return DecoderOutput(self._head(self._norm(x.index_select(0, logit_rows))), states)
 
     def matrices(self) -> list[Matrix]:

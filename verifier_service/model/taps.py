@@ -1,6 +1,7 @@
 """Feature rows of a step: aux states gathered from the decoder, projected where a tap says so.
 
-An aux state is the raw residual stream after a decoder layer (design 2). Each tap becomes one row
+An aux state is the raw residual stream after a decoder layer, or for FINAL_LAYER the state after
+the target's last norm (design 2). Each tap becomes one row
 per token: the concatenation of its aux states, or that through a drafter's input projection, read
 from the drafter's own checkpoint. Knows no slots; kv.py keeps the rows.
 
@@ -16,7 +17,7 @@ from safetensors import safe_open
 from torch.nn import functional
 
 from protos.errors import CheckpointError
-from protos.features import ProjectionSpec
+from protos.features import FINAL_LAYER, ProjectionSpec
 from verifier_service.model.linear import Linear
 from verifier_service.step import TapSpec
 
@@ -53,7 +54,11 @@ class Projection:
             )
         tensors = _read(spec)
         _expect(spec.fc, tensors[spec.fc], (spec.width, joined))
-        self.fc = Linear(tensors[spec.fc].to(device, dtype))
+        bias: torch.Tensor | None = None
+        if spec.fc_bias:
+            _expect(spec.fc_bias, tensors[spec.fc_bias], (spec.width,))
+            bias = tensors[spec.fc_bias].to(device, dtype)
+        self.fc = Linear(tensors[spec.fc].to(device, dtype), bias)
         self._norms = []
         for name, width in zip(spec.norms, norm_widths, strict=True):
             _expect(name, tensors[name], (width,))
@@ -102,7 +107,8 @@ class Taps:
             layers = spec.aux_layers
             if not layers or list(layers) != sorted(set(layers)):
                 raise CheckpointError(f"aux layers must be distinct and ascending, not {layers}")
-            if not 0 <= layers[0] <= layers[-1] < num_layers:
+            inner = [layer for layer in layers if layer != FINAL_LAYER]
+            if inner and not 0 <= inner[0] <= inner[-1] < num_layers:
                 raise CheckpointError(
                     f"aux layers {layers} are not all among the target's 0 to {num_layers - 1}"
                 )
@@ -146,10 +152,11 @@ def _read(spec: ProjectionSpec) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"the projection's file {path.name} does not exist")
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        missing = [name for name in (spec.fc, *spec.norms) if name not in names]
+        wanted = [spec.fc, *spec.norms, *([spec.fc_bias] if spec.fc_bias else [])]
+        missing = [name for name in wanted if name not in names]
         if missing:
             raise CheckpointError(f"{path.name} has no tensor {', '.join(missing)}")
-        return {name: file.get_tensor(name) for name in (spec.fc, *spec.norms)}
+        return {name: file.get_tensor(name) for name in wanted}
 
 
 def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

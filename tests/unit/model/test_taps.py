@@ -1,12 +1,14 @@
 """Feature rows are transformers' hidden states, projected as the drafter's checkpoint says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from protos.errors import CheckpointError
-from protos.features import DType, ProjectionSpec
+from protos.features import FINAL_LAYER, DType, ProjectionSpec
 from tests.unit.model.stepping import contiguous, paged
 from verifier_service.model.load import load_target
 from verifier_service.step import Span, TapSpec
@@ -43,6 +45,36 @@ def test_rows_are_hidden_states_and_survive_a_move(tiny_dirs, states, fuse):
     target.move(request.slots[50:60], request.slots[52:62])
     assert torch.equal(read(target, "low", request.slots[52:62]), before)
     assert target.facts.bytes_per_slot == 4 * (3 * 2 * 2 * 16 + 3 * HIDDEN)
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "modules"])
+def test_the_final_state_is_what_the_lm_head_reads(tiny_dirs, states, fuse):
+    taps = [TapSpec("final", (FINAL_LAYER,)), TapSpec("both", (1, FINAL_LAYER))]
+    target = load_target(tiny_dirs["llama"], torch.float32, taps, fuse=fuse)
+    target.allocate(512)
+    request = paged(IDS, page=16, high=512)
+    target.forward([request.span(0, 30, 0)])
+    target.forward([request.span(30, len(IDS), 0)])
+    rows = read(target, "final", request.slots)
+    torch.testing.assert_close(rows, states[-1], rtol=1e-4, atol=1e-4)
+    assert torch.equal(read(target, "both", request.slots)[:, HIDDEN:], rows)
+
+
+def test_a_projection_adds_its_bias(tiny_dirs, tmp_path):
+    generator = torch.Generator().manual_seed(2)
+    tensors = {"fc.weight": torch.randn(8, HIDDEN, generator=generator), "fc.bias": torch.ones(8)}
+    save_file(tensors, tmp_path / "head.safetensors")
+    plain = ProjectionSpec("a", (0,), 8, str(tmp_path / "head.safetensors"), "fc.weight")
+    taps = [
+        TapSpec("a", (0,), plain),
+        TapSpec("b", (0,), replace(plain, digest="b", fc_bias="fc.bias")),
+    ]
+    target = load_target(tiny_dirs["llama"], torch.float32, taps)
+    target.allocate(512)
+    request = paged(IDS, page=16, high=512)
+    target.forward([request.span(0, len(IDS), 0)])
+    rows = read(target, "b", request.slots)
+    torch.testing.assert_close(rows, read(target, "a", request.slots) + 1)
 
 
 def test_tree_rows_carry_the_rows_of_their_path(tiny_dirs):
