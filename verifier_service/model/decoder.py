@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from protos.errors import CheckpointError
 from protos.features import FINAL_LAYER
 from verifier_service.model.attention import StepAttention
-from verifier_service.model.flex import Flex
+from verifier_service.model.flex import Flex, FlexStepAttention
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.kv import Pool
@@ -37,15 +37,19 @@ class StepContext:
     """What a decoder needs of one step beside its rows."""
 
     def __init__(
-        self, layout: StepLayout, pool: Pool, multiple: int, flex: Flex | None = None
+        self,
+        layout: StepLayout,
+        pool: Pool,
+        multiple: int,
+        flex: Flex | None = None,
     ) -> None:
-        """flex: what computes attention, when the layout is for it."""
+        """flex: computes attention of a layout that is for it."""
         self.layout = layout
         self.pool = pool
         self.multiple = multiple
         self._flex = flex
         self.num_calls = 0
-        self._attentions: dict[AttentionShape, StepAttention] = {}
+        self._attentions: dict[AttentionShape, StepAttention | FlexStepAttention] = {}
         first = layout.first_slot
         self._runs = None if first is None else pool.runs(first, layout.num_rows)
 
@@ -56,13 +60,18 @@ class StepContext:
         else:
             self.pool.layers[layer].index_copy_(2, self.layout.slots, kv)
 
-    def attention(self, num_heads: int) -> StepAttention:
+    def attention(self, num_heads: int) -> StepAttention | FlexStepAttention:
         """This step's attention for layers of `num_heads` query heads."""
         pool = self.pool
         shape = AttentionShape(num_heads, pool.num_heads, pool.head_dim, self.multiple)
         if shape not in self._attentions:
-            self._attentions[shape] = StepAttention(self.layout, shape, pool, self._flex)
+            self._attentions[shape] = self._attend_by(shape)
         return self._attentions[shape]
+
+    def _attend_by(self, shape: AttentionShape) -> StepAttention | FlexStepAttention:
+        if self._flex is not None:
+            return FlexStepAttention(self.layout, shape, self.pool, self._flex)
+        return StepAttention(self.layout, shape, self.pool)
 
 
 @dataclass(frozen=True, slots=True)

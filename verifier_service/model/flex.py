@@ -1,4 +1,4 @@
-"""Paged tree attention by torch's FlexAttention: the backend for GPUs, behind StepAttention.
+"""Paged tree attention by torch's FlexAttention: the backend for GPUs, with StepAttention's face.
 
 One fused kernel reads keys where they lie in the pool, block by block, and asks a rule which of
 them a row sees (flex_layout.py). Soft-cap is a score rule; sinks are what the log of the softmax's
@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from verifier_service.model.flex_layout import BLOCK, FlexGroup
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
+from verifier_service.model.layout import StepLayout
 
 Flex: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, object]]
 """flex_attention, compiled or not."""
@@ -29,45 +30,59 @@ def compiled_flex() -> Flex:
     return flex
 
 
-class FlexQueries:
-    """Where queries come from and outputs go: HeadRows' place in StepAttention."""
+class FlexStepAttention:
+    """Attention of one step, for all layers of one shape: StepAttention by FlexAttention."""
 
-    def __init__(self) -> None:
-        self.source = self.sink = torch.empty(0)
+    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool, flex: Flex) -> None:
+        self._parts = [
+            _FlexGroupAttention(group, shape, pool, flex) for group in layout.flex_groups
+        ]
+        self._queries = self._out = torch.empty(0)
 
     def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """Scaled queries and outputs of the whole step, [R, A, D] each."""
-        self.source, self.sink = queries, out
+        """Say where scaled queries [R, A, D] come from and where outputs [R, A, D] go.
+
+        Padding rows of `out` are left alone.
+        """
+        self._queries, self._out = queries, out
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
+        for part in self._parts:
+            part.attend(layer, scoring, self._queries, self._out)
 
 
-class FlexAttention:
+class _FlexGroupAttention:
     """One group of spans, for all layers of one shape."""
-
-    rows = slice(None)
-    """Of the flat batch: the group picks its own."""
 
     def __init__(self, group: FlexGroup, shape: AttentionShape, pool: Pool, flex: Flex) -> None:
         self._group = group
         self._pool = pool
         self._flex = flex
         self._split = (group.num_spans, group.num_rows, shape.num_heads, shape.head_dim)
-        self.queries = FlexQueries()
         size = (group.num_spans, pool.num_slots)
         # Index of a slot among each span's own, [N, S]; spans may share slots.
         self._places = torch.full(size, -1, dtype=torch.int32, device=pool.kv.device)
         self._places.index_put_((group.owners, group.slots), group.places)
+        # Kernels want room for every block of the pool; it is never sent over.
+        num_blocks = -(-pool.num_slots // BLOCK)
+        self._blocks = group.blocks.new_zeros(*group.blocks.shape[:-1], num_blocks)
+        self._blocks[..., : group.blocks.shape[-1]] = group.blocks[..., :num_blocks]
         self._masks: dict[int | None, BlockMask] = {}
+        self._caps: dict[float, _Rule] = {}
 
-    def attend(self, layer: int, scoring: Scoring) -> None:
-        """StepAttention.attend for this group's rows."""
-        group, queries = self._group, self.queries
+    def attend(
+        self, layer: int, scoring: Scoring, queries: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Fill this group's rows of `out`."""
+        group = self._group
         keys, values = self._pool.layers[layer][:, None].unbind(0)
-        asked = queries.source.index_select(0, group.rows).view(self._split).transpose(1, 2)
+        asked = queries.index_select(0, group.rows).view(self._split).transpose(1, 2)
         found = self._flex(
             asked,
             keys,
             values,
-            score_mod=_cap_rule(scoring.softcap),
+            score_mod=self._cap_rule(scoring.softcap),
             block_mask=self._mask(scoring.window),
             scale=1.0,
             enable_gqa=True,
@@ -75,14 +90,14 @@ class FlexAttention:
         )
         mixed = _with_sinks(found, scoring.sinks)
         flat = mixed.transpose(1, 2).reshape(-1, *self._split[2:])
-        queries.sink.index_copy_(0, group.targets, flat.index_select(0, group.entries))
+        out.index_copy_(0, group.targets, flat.index_select(0, group.entries))
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:
             group = self._group
             self._masks[window] = BlockMask.from_kv_blocks(
                 group.num_blocks,
-                group.blocks,
+                self._blocks,
                 BLOCK_SIZE=BLOCK,
                 mask_mod=self._rule(window),
                 seq_lengths=(group.num_rows, self._pool.num_slots),
@@ -120,17 +135,24 @@ class FlexAttention:
 
         return sees_near
 
+    def _cap_rule(self, softcap: float | None) -> _Rule | None:
+        if softcap is None:
+            return None
+        if softcap not in self._caps:
+            # A tensor: inductor has no symbol for a number that is no integer.
+            cap = torch.full((), softcap, device=self._places.device)
 
-def _cap_rule(softcap: float | None) -> _Rule | None:
-    if softcap is None:
-        return None
+            def capped(
+                score: torch.Tensor,
+                b: torch.Tensor,
+                h: torch.Tensor,
+                q: torch.Tensor,
+                kv: torch.Tensor,
+            ) -> torch.Tensor:
+                return cap * torch.tanh(score / cap)
 
-    def capped(
-        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
-    ) -> torch.Tensor:
-        return softcap * torch.tanh(score / softcap)
-
-    return capped
+            self._caps[softcap] = capped
+        return self._caps[softcap]
 
 
 def _with_sinks(

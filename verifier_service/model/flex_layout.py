@@ -92,12 +92,12 @@ def node_order(span: Span) -> NodeOrder:
     return NodeOrder(depth, enter, enter + size)
 
 
-def flex_groups(placed: Sequence[tuple[Span, int, NodeOrder]]) -> tuple[FlexGroup, ...]:
-    """Groups of spans; `placed` names each span's first flat row and its order."""
+def flex_groups(placed: Sequence[tuple[Span, int]]) -> tuple[FlexGroup, ...]:
+    """Groups of a step's spans, each given with its first flat row."""
     sizes: dict[int, list[tuple[Span, int, NodeOrder]]] = {}
-    for entry in placed:
-        num_rows = max(_FEWEST_ROWS, 1 << (entry[0].num_rows - 1).bit_length())
-        sizes.setdefault(num_rows, []).append(entry)
+    for span, first in placed:
+        num_rows = max(_FEWEST_ROWS, 1 << (span.num_rows - 1).bit_length())
+        sizes.setdefault(num_rows, []).append((span, first, node_order(span)))
     return tuple(_group(entries, num_rows) for num_rows, entries in sizes.items())
 
 

@@ -21,12 +21,14 @@ from transformers import (
 from protos.digest import directory_digest
 from protos.errors import CheckpointError, ConfigError
 from verifier_service.device import describe_device
+from verifier_service.model.backend import Attention, with_backend
 from verifier_service.model.decoder import (
     ATTENTION_NAME,
     Decoder,
     ModulesDecoder,
     register_attention,
 )
+from verifier_service.model.flex import Flex
 from verifier_service.model.fuse import FusedDecoder, can_fuse
 from verifier_service.model.invariance import (
     CHECK_SLOTS,
@@ -51,12 +53,14 @@ def load_target(
     fuse: bool = True,
     max_context: int | None = None,
     device: torch.device | None = None,
+    attention: Attention = Attention.AUTO,
 ) -> TransformersTarget:
     """Load the target in directory `path`.
 
     dtype: float32 or bfloat16. num_threads: set for this process when given. fuse: use the fused
     loop where the family allows. max_context: tokens per request, at most the model's own.
-    device: where weights and KV live and everything is computed; None: the CPU.
+    device: where weights and KV live and everything is computed; None: the CPU. attention: by
+    what backend.
     Raises CheckpointError or ConfigError, naming what is wrong.
     """
     directory = Path(path)
@@ -97,8 +101,19 @@ def load_target(
         invariant=not note,
         invariance_note=note,
     )
-    target = TransformersTarget(facts, decoder, own_taps, kv_heads, dtype, multiple, device)
-    return _checked(target)
+
+    def make(flex: Flex | None) -> TransformersTarget:
+        own = facts if flex is None else _with_flex(facts)
+        return TransformersTarget(own, decoder, own_taps, kv_heads, dtype, multiple, device, flex)
+
+    return _checked(with_backend(attention, device, make))
+
+
+def _with_flex(facts: TargetFacts) -> TargetFacts:
+    """What FlexAttention changes: other bits, and no invariance even where matrices have it."""
+    note = facts.invariance_note or "FlexAttention's sums depend on where a span's pages lie"
+    fingerprint = f"{facts.fingerprint}-flex"
+    return replace(facts, fingerprint=fingerprint, invariant=False, invariance_note=note)
 
 
 def _checked(target: TransformersTarget) -> TransformersTarget:

@@ -12,6 +12,7 @@ import torch
 from protos.features import DType
 from verifier_service.device import ship
 from verifier_service.model.decoder import Decoder, StepContext
+from verifier_service.model.flex import Flex
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
 from verifier_service.model.taps import Taps
@@ -33,19 +34,23 @@ class TransformersTarget:
         dtype: torch.dtype,
         multiple: int,
         device: torch.device,
+        flex: Flex | None = None,
     ) -> None:
         """kv_heads: key-value heads and head_dim. multiple: rows are padded to it.
 
-        device: where decoder and taps are, and the pool will be.
+        device: where decoder and taps are, and the pool will be. flex: computes attention instead
+        of tiles.
         """
         self.facts = facts
         """Constant after loading."""
         self._decoder = decoder
         self._taps = taps
         self._kv_heads = kv_heads
-        self._dtype = dtype
+        self.dtype = dtype
+        """Of weights, KV and logits."""
         self._multiple = multiple
         self._device = device
+        self._flex = flex
         self._pool: Pool | None = None
         self._num_threads = torch.get_num_threads()
         self._thread: int | None = None
@@ -58,7 +63,7 @@ class TransformersTarget:
             num_slots,
             heads,
             head_dim,
-            self._dtype,
+            self.dtype,
             self._taps.widths,
             self._device,
         )
@@ -75,12 +80,12 @@ class TransformersTarget:
         """
         pool = self._require_pool()
         self._settle()
-        layout = lay_out(spans, self._multiple, self._dtype)
+        layout = lay_out(spans, self._multiple, self.dtype, for_flex=self._flex is not None)
         wanted = layout.logit_rows
         count = max(len(wanted), 1)
         padded = [*wanted, *[0] * (-(-count // self._multiple) * self._multiple - len(wanted))]
         there, logit_rows = ship((layout, torch.tensor(padded)), self._device)
-        context = StepContext(there, pool, self._multiple)
+        context = StepContext(there, pool, self._multiple, self._flex)
         output = self._decoder.run(context, logit_rows, self._taps.aux_layers)
         for key, rows in self._taps.rows(output.states).items():
             pool.rows[key].write(layout.slots, rows)
@@ -103,7 +108,7 @@ class TransformersTarget:
     def row_dtype(self, key: str) -> DType:
         """Element type of rows under this tap."""
         assert key in self._taps.widths
-        return ROW_DTYPES[self._dtype]
+        return ROW_DTYPES[self.dtype]
 
     def _settle(self) -> None:
         """Give a thread that steps for the first time the thread count of the facts.

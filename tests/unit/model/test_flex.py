@@ -17,7 +17,7 @@ from tests.unit.model.test_attention_reference import (
     rows_by_span,
     spans_of,
 )
-from verifier_service.model.attention import StepAttention
+from verifier_service.model.flex import FlexStepAttention
 from verifier_service.model.flex_layout import BLOCK, node_order
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
@@ -46,7 +46,7 @@ def test_flex_equals_the_plain_loops(scoring, alone):
         layout = lay_out(step, 4, torch.float32, for_flex=True)
         queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM, generator=generator)
         out = torch.zeros_like(queries)
-        attention = StepAttention(layout, shape, pool, torch_flex.flex_attention)
+        attention = FlexStepAttention(layout, shape, pool, torch_flex.flex_attention)
         scale = HEAD_DIM**-0.5
         attention.bind(queries * scale, out)
         attention.attend(0, Scoring(**options))
@@ -61,7 +61,7 @@ def test_the_blocks_of_a_span_hold_every_slot_that_its_rows_see():
     for span in spans:
         by_first[first] = span
         first += span.num_rows
-    for group in lay_out(spans, 4, torch.float32, for_flex=True).groups:
+    for group in lay_out(spans, 4, torch.float32, for_flex=True).flex_groups:
         num_real = int(group.owners.max()) + 1
         for entry in range(group.num_spans):
             listed = group.blocks[entry, 0, 0, : group.num_blocks[entry, 0, 0]].tolist()
@@ -84,7 +84,7 @@ def test_two_spans_may_read_the_same_slots():
     queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM)
     out = torch.zeros_like(queries)
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 4)
-    attention = StepAttention(layout, shape, pool, torch_flex.flex_attention)
+    attention = FlexStepAttention(layout, shape, pool, torch_flex.flex_attention)
     attention.bind(queries, out)
     attention.attend(0, Scoring())
     for span, rows in ((one, [0, 1]), (two, [2, 3, 4])):

@@ -1,0 +1,81 @@
+"""A target attends by the backend asked for; one that does not work is not used."""
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+
+from protos.errors import ConfigError
+from tests.unit.model.stepping import NUM_SLOTS, greedy
+from verifier_service.model import backend
+from verifier_service.model.backend import Attention, with_backend
+from verifier_service.model.load import load_target
+
+PROMPT = list(range(60, 130))
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch):
+    """torch's own definition of the kernel instead of a compiled one."""
+    monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(backend, "compiled_flex", lambda: torch_flex.flex_attention)
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "modules"])
+def test_greedy_ids_through_flex_equal_those_through_tiles(tiny_dirs, tiny_target, fuse):
+    tiles = tiny_target("llama", torch.float32, fuse)
+    flex = load_target(tiny_dirs["llama"], torch.float32, fuse=fuse, attention=Attention.FLEX)
+    flex.allocate(NUM_SLOTS)
+    assert greedy(flex, PROMPT, 20) == greedy(tiles, PROMPT, 20)
+
+
+def test_a_target_with_flex_says_that_it_is_not_invariant(tiny_dirs, tiny_target):
+    flex = load_target(tiny_dirs["llama"], torch.float32, attention=Attention.FLEX).facts
+    tiles = tiny_target("llama", torch.float32).facts
+    assert tiles.invariant
+    assert not flex.invariant
+    assert "FlexAttention" in flex.invariance_note
+    assert flex.fingerprint != tiles.fingerprint
+    assert flex.digest == tiles.digest
+
+
+def no_kernel(*args: object, **kwargs: object) -> torch.Tensor:
+    raise RuntimeError("no kernel image\nand more")
+
+
+def wrong(*args: object, **kwargs: object) -> torch.Tensor:
+    return torch_flex.flex_attention(*args, **kwargs) + 0.5
+
+
+def not_finite(*args: object, **kwargs: object) -> torch.Tensor:
+    return torch_flex.flex_attention(*args, **kwargs) * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("flex", "words"),
+    [(no_kernel, "no kernel image"), (wrong, "off where"), (not_finite, "nan off")],
+)
+def test_a_kernel_that_fails_is_refused_where_asked_for(monkeypatch, tiny_dirs, flex, words):
+    monkeypatch.setattr(backend, "compiled_flex", lambda: flex)
+    with pytest.raises(ConfigError, match=words):
+        load_target(tiny_dirs["llama"], torch.float32, attention=Attention.FLEX)
+
+
+def test_a_gpu_gets_flex_when_it_works_and_tiles_when_it_does_not(monkeypatch, tiny_dirs, caplog):
+    # The choice only, with targets that are on the CPU.
+    made = []
+
+    def make(flex):
+        made.append(flex)
+        return load_target(tiny_dirs["llama"], torch.float32)
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(backend, "fault_of", lambda flexed, tiled: "")
+    with_backend(Attention.AUTO, gpu, make)
+    assert made == [torch_flex.flex_attention, None]
+    monkeypatch.setattr(backend, "fault_of", lambda flexed, tiled: "it is slow")
+    with_backend(Attention.AUTO, gpu, make)
+    assert "attends in tiles: it is slow" in caplog.text
+    made.clear()
+    with_backend(Attention.AUTO, torch.device("cpu"), make)
+    with_backend(Attention.TILES, gpu, make)
+    assert made == [None, None]
