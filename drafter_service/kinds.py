@@ -39,6 +39,8 @@ BUILT_IN = {
     "draft_model": Kind("drafter_service.draft_model.load:load_draft_model"),
     "eagle": Kind("drafter_service.eagle.load:load_eagle", _DESCRIBE),
     "eagle3": Kind("drafter_service.eagle3.load:load_eagle3", _DESCRIBE),
+    "dflash": Kind("drafter_service.dflash.load:load_block", _DESCRIBE),
+    "dspark": Kind("drafter_service.dflash.load:load_block", _DESCRIBE),
 }
 
 

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from drafter_service.checkpoint.description import CheckpointDescription
-from drafter_service.checkpoint.target import TargetWeights
 from drafter_service.dflash.config import BlockConfig
 from drafter_service.dflash.net import BlockNet
 from protos.errors import CheckpointError
@@ -22,13 +21,14 @@ from protos.errors import CheckpointError
 def read_block_net(
     directory: Path,
     described: CheckpointDescription[BlockConfig],
-    target: TargetWeights | None = None,
+    target_embed_tokens: Tensor | None = None,
+    target_lm_head: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> BlockNet:
     """The net in `dtype`, in eval mode, without gradients.
 
-    `target` gives embedding and lm_head where the file has none. Raises CheckpointError when
-    neither does, when the vocabulary maps contradict each other, or a weight is not a float.
+    The target's [V, C] are used where the file has none of its own. Raises CheckpointError when
+    neither has, when the vocabulary maps contradict each other, or a weight is not a float.
     """
     config = described.config
     # On the meta device first: the parameters are replaced, never initialised.
@@ -36,9 +36,9 @@ def read_block_net(
         net = BlockNet(config)
     weights = {ours: _read(directory, described, name) for ours, name in described.names.items()}
     if not described.own_embedding:
-        weights["embed_tokens.weight"] = _borrow("embed_tokens", config, target)
+        weights["embed_tokens.weight"] = _borrow("embed_tokens", config, target_embed_tokens)
     if not described.own_lm_head:
-        weights["lm_head.weight"] = _borrow("lm_head", config, target)
+        weights["lm_head.weight"] = _borrow("lm_head", config, target_lm_head)
     for name, weight in weights.items():
         if not weight.is_floating_point():
             raise CheckpointError(f"{name}: expected floating point, got {weight.dtype}")
@@ -72,10 +72,9 @@ def _target_ids(directory: Path, described: CheckpointDescription[BlockConfig]) 
     return ids_W
 
 
-def _borrow(name: str, config: BlockConfig, target: TargetWeights | None) -> Tensor:
-    if target is None:
-        raise CheckpointError(f"the checkpoint has no {name}.weight and no target was given")
-    given_VC = target.embed_tokens if name == "embed_tokens" else target.lm_head
+def _borrow(name: str, config: BlockConfig, given_VC: Tensor | None) -> Tensor:
+    if given_VC is None:
+        raise CheckpointError(f"the checkpoint has no {name}.weight and no target's was given")
     expected = (config.vocab_size, config.hidden_size)
     if tuple(given_VC.shape) != expected:
         raise CheckpointError(f"the target's {name} is {tuple(given_VC.shape)}, not {expected}")

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from drafter_service.dflash.config import BlockConfig, Convolution
 from drafter_service.dflash.heads import ConfidenceHead, MarkovHead, PathSelector
-from drafter_service.eagle3.rope import inverse_frequencies, rotate
+from drafter_service.eagle3.rope import inverse_frequencies, rotary_factors, rotate
 
 CosSin = tuple[Tensor, Tensor]
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -163,9 +163,7 @@ class BlockNet(nn.Module):
 
     def rotary(self, positions_N: Tensor) -> CosSin:
         """(cos, sin), each [N, 1, D]; angles are computed in float32."""
-        angles = positions_N.to(torch.float32)[:, None] * self._inv_freq.to(positions_N.device)
-        angles_N1D = torch.cat([angles, angles], dim=-1)[:, None]
-        return angles_N1D.cos().to(self.dtype), angles_N1D.sin().to(self.dtype)
+        return rotary_factors(self.config.rope, self._inv_freq, positions_N, self.dtype)
 
     def context_keys_values(
         self, fused_TC: Tensor, positions_T: Tensor

@@ -17,7 +17,9 @@ ATOL = 1e-4
 def load_net(directory: Path, dtype: torch.dtype = torch.float32):
     """(net, description) of a case; what its file lacks comes from its target."""
     described = describe(directory)
-    return read_block_net(directory, described, target_of(directory), dtype), described
+    target = target_of(directory)
+    embedding, lm_head = (target.embed_tokens, target.lm_head) if target else (None, None)
+    return read_block_net(directory, described, embedding, lm_head, dtype), described
 
 
 def target_of(directory: Path) -> TargetWeights | None:
