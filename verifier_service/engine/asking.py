@@ -15,7 +15,20 @@ from protos.errors import OutriderError
 from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.batch import MergedDraft, is_draft_usable, merge_drafts
-from verifier_service.engine.ports import Draft, DraftAsk, Drafting, Planner, SequenceView
+from verifier_service.engine.ports import (
+    Draft,
+    DraftAsk,
+    Drafting,
+    Planner,
+    SequenceView,
+    SourcePlan,
+)
+from verifier_service.engine.rejection import (
+    chain_plans,
+    chain_to_test,
+    honest_chain,
+    wait_s,
+)
 from verifier_service.engine.request import RunningRequest
 
 _log = logging.getLogger(__name__)
@@ -59,10 +72,10 @@ class Asking:
     def ask(self, requests: Sequence[RunningRequest]) -> Answers:
         """One exchange for all running requests; those still in their prompt only absorb."""
         views = [view_of(request) for request in requests]
-        plans, deadline_s = self._planner.plan(views, self._drafting.sources())
+        plans, deadline_s = self._plans(views)
         asks = [
-            DraftAsk(view, plan if view.decoding and view.remaining > 1 else ())
-            for view, plan in zip(views, plans, strict=True)
+            DraftAsk(view, plans[view.key] if view.decoding and view.remaining > 1 else ())
+            for view in views
             if view.speculation.mode is not SpeculationMode.OFF
         ]
         if not asks:
@@ -82,20 +95,42 @@ class Asking:
         """Merged and admitted trees by request key, at most `room` draft nodes together."""
         if not answers.drafts:
             return {}
+        admitted: dict[int, MergedDraft] = {}
+        walking: list[RunningRequest] = []
+        for request in decoding:
+            if not request.request.params.uses_rejection:
+                walking.append(request)
+                continue
+            most = min(room, request.remaining - 1)
+            chain = chain_to_test(answers.drafts.get(request.key, ()), most)
+            room -= chain.tree.num_nodes
+            admitted[request.key] = chain
         # Below the last token that may be committed nothing can be accepted.
-        merged = [merge_drafts(answers.drafts.get(r.key, ()), r.remaining - 1) for r in decoding]
+        merged = [merge_drafts(answers.drafts.get(r.key, ()), r.remaining - 1) for r in walking]
         trees = self._planner.admit(
-            [view_of(request) for request in decoding],
+            [view_of(request) for request in walking],
             [draft.tree for draft in merged],
             room,
             [draft.sources for draft in merged],
         )
-        admitted: dict[int, MergedDraft] = {}
-        for request, draft, given in zip(decoding, merged, trees, strict=True):
+        for request, draft, given in zip(walking, merged, trees, strict=True):
             tree = given.best(room)
             room -= tree.num_nodes
             admitted[request.key] = draft.cut_to(tree)
         return admitted
+
+    def _plans(
+        self, views: Sequence[SequenceView]
+    ) -> tuple[dict[int, tuple[SourcePlan, ...]], float]:
+        """By request key, and how long the step may wait."""
+        sources = self._drafting.sources()
+        walking = [view for view in views if not view.params.uses_rejection]
+        testing = [view for view in views if view.params.uses_rejection]
+        planned, deadline_s = self._planner.plan(walking, sources)
+        chains = [chain_plans(view, sources) for view in testing]
+        plans = {view.key: plan for view, plan in zip(walking, planned, strict=True)}
+        plans |= {view.key: plan for view, plan in zip(testing, chains, strict=True)}
+        return plans, max(deadline_s, wait_s(chains, sources))
 
     def _checked(
         self, views: dict[int, SequenceView], answered: dict[int, list[Draft]], wait_s: float
@@ -104,17 +139,19 @@ class Asking:
         num_dropped = 0
         for key, drafts in answered.items():
             view = views.get(key)
-            good = [
-                draft
-                for draft in drafts
-                if view is not None
-                and view.decoding
-                and is_draft_usable(draft, view.base_len, self._vocab_size)
-            ]
-            num_dropped += len(drafts) - len(good)
-            if good:
-                usable[key] = good
+            for draft in drafts:
+                good = self._usable(draft, view) if view and view.decoding else None
+                num_dropped += good is not draft
+                if good is not None:
+                    usable.setdefault(key, []).append(good)
         return Answers(usable, wait_s, num_dropped)
+
+    def _usable(self, draft: Draft, view: SequenceView) -> Draft | None:
+        if not is_draft_usable(draft, view.base_len, self._vocab_size):
+            return None
+        if view.params.uses_rejection:
+            return honest_chain(view, draft, self._vocab_size)
+        return draft
 
 
 def fair_cut(trees: Sequence[CandidateTree], room: int) -> list[CandidateTree]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from protos.sparse import SparseQ
 from protos.tree import CandidateTree, merge
 from verifier_service.engine.ports import Draft
 from verifier_service.engine.request import RunningRequest
@@ -22,12 +23,13 @@ from verifier_service.step import Span
 class MergedDraft:
     """What several sources proposed for one request, as one tree.
 
-    sources: per draft node, the names that proposed it. drafts: as they came.
+    sources: per draft node, the names that proposed it. drafts: as they came. q: see `WalkStart`.
     """
 
     tree: CandidateTree = field(default_factory=CandidateTree)
     sources: tuple[tuple[str, ...], ...] = ()
     drafts: tuple[Draft, ...] = ()
+    q: tuple[SparseQ, ...] = ()
 
     def cut_to(self, tree: CandidateTree) -> "MergedDraft":
         """The same draft after admission left `tree`, a subtree of the merged one."""
@@ -40,7 +42,7 @@ class MergedDraft:
             node = children[number[parent]][token]
             number.append(node)
             names.append(self.sources[node - 1])
-        return MergedDraft(tree, tuple(names), self.drafts)
+        return MergedDraft(tree, tuple(names), self.drafts, self.q[: tree.num_nodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def build_batch(shares: Sequence[Share], merged: dict[int, MergedDraft]) -> Batc
         span = _span(share, draft.tree)
         walk = None
         if share.commits:
-            walk = WalkStart(draft.tree, num_logits, request.request.params, request.known_len)
+            params = request.request.params
+            walk = WalkStart(draft.tree, num_logits, params, request.known_len, draft.q)
         spans.append(span)
         walks.append(walk)
         drafts.append(draft)

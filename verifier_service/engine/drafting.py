@@ -277,12 +277,13 @@ class DraftExchange:
     def _fit(self, reply: Reply, entry: Entry, view: SequenceView) -> Draft | None:
         """The draft as it stands under the newest committed tokens; None when nothing is left."""
         result = reply.result
-        committed = tuple(view.tokens[result.base_len : view.base_len])
+        committed, q = tuple(view.tokens[result.base_len : view.base_len]), result.q
         tree, ranked = result.tree.believing(result.confidences), result.ranked_ids
         if committed:
             tree = tree.reroot(committed)
             on_path = all(ids[:1] == (t,) for ids, t in zip(ranked, committed, strict=False))
             ranked = ranked[len(committed) :] if on_path else ()
+            q = q[len(committed) :]
             self._pools[entry.source].tally.add("rerooted" if tree.num_nodes else "stale")
             if not tree.num_nodes:
                 return None
@@ -293,6 +294,7 @@ class DraftExchange:
             ranked_ids=ranked,
             latency_s=reply.latency_s,
             was_late=bool(committed),
+            q=q,
         )
 
 

@@ -232,7 +232,7 @@ class Engine:
         request.tally.count_round(draft.tree.num_nodes, end.num_accepted, names)
         self._counters.count_round(draft.sources, end.nodes, cut.num_committed)
         num_accepted = min(end.num_accepted, cut.num_committed)
-        if drafted:
+        if drafted and not request.request.params.uses_rejection:
             self._planner.observe_round(
                 RoundOutcome(
                     key=request.key,

@@ -12,6 +12,7 @@ from protos.exchange import Capabilities, DraftResult, DraftWork, Plan
 from protos.features import FeatureRows
 from protos.generation import Speculation
 from protos.params import SamplingParams
+from protos.sparse import SparseQ
 from protos.tree import CandidateTree
 
 
@@ -87,6 +88,7 @@ class Draft:
     ranked_ids: tuple[tuple[int, ...], ...] = ()
     latency_s: float = 0.0
     was_late: bool = False
+    q: tuple[SparseQ, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from verifier_service.sampling.processors import (
     score_floor,
     survivors,
 )
+from verifier_service.sampling.rejection import Proposal, choose_by_rejection
 
 NUCLEUS_TRIES: Final = 12
 """Winners outside the nucleus before it is ranked; with top_p 0.9 a second one is rare."""
@@ -34,12 +35,14 @@ NUCLEUS_TRIES: Final = 12
 class ChoiceRow:
     """A row of the step's logits, and what decides the token drawn from it.
 
-    position: absolute index of the token being chosen, prompt included.
+    position: absolute index of the token being chosen, prompt included. proposal: looked at for
+    requests that use rejection only.
     """
 
     row: int
     params: SamplingParams
     position: int
+    proposal: Proposal | None = None
 
 
 def choose(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
@@ -60,7 +63,10 @@ def _choose(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]
         for index, token, ok in zip(greedy, ids_N.tolist(), finite_N.tolist(), strict=True):
             chosen[index] = token if ok else None
     for index, row in enumerate(rows):
-        if not row.params.greedy:
+        if row.params.uses_rejection:
+            logits_V = logits[row.row]
+            chosen[index] = choose_by_rejection(logits_V, row.params, row.position, row.proposal)
+        elif not row.params.greedy:
             chosen[index] = _sample(logits[row.row], row)
     return chosen
 

@@ -19,6 +19,7 @@ from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
 from protos.params import SamplingParams
 from verifier_service.device import ship
 from verifier_service.sampling.choice import ChoiceRow
+from verifier_service.sampling.rejection import choose_by_rejection
 
 _MAX_ELEMENTS: Final = 2**24
 """Of a batch of sampled rows: a temporary in float64 stays within 128 MiB."""
@@ -46,6 +47,8 @@ def choose_batch(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | 
     vocab_size = logits.shape[1]
     groups: tuple[list[int], ...] = ([], [], [])
     for index, row in enumerate(rows):
+        if row.params.uses_rejection:
+            continue
         kind = 0 if row.params.greedy else 1 + _is_filtered(row.params, vocab_size)
         groups[kind].append(index)
     order: list[int] = []
@@ -60,6 +63,10 @@ def choose_batch(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | 
     if found:
         for index, token in zip(order, torch.cat(found).tolist(), strict=True):
             tokens[index] = token if token >= 0 else None
+    for index, row in enumerate(rows):
+        if row.params.uses_rejection:
+            logits_V = logits[row.row]
+            tokens[index] = choose_by_rejection(logits_V, row.params, row.position, row.proposal)
     return tokens
 
 

@@ -28,8 +28,4 @@ def chooser_of(logits: torch.Tensor, starts: Sequence[WalkStart]) -> Chooser:
 
 def _rows(start: WalkStart) -> list[ChoiceRow]:
     """The anchor's row and every draft node's."""
-    depths = (0, *start.tree.depths())
-    return [
-        ChoiceRow(start.first_row + node, start.params, start.base_len + depth)
-        for node, depth in enumerate(depths)
-    ]
+    return [start.row(node, depth) for node, depth in enumerate((0, *start.tree.depths()))]

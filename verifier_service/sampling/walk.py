@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protos.params import SamplingParams
+from protos.sparse import SparseQ
 from protos.tree import CandidateTree
 from verifier_service.sampling.choice import ChoiceRow
+from verifier_service.sampling.rejection import Proposal
 
 Chooser = Callable[[Sequence[ChoiceRow]], list[int | None]]
 
@@ -21,12 +23,20 @@ class WalkStart:
     """A tree to walk: its anchor's row of logits (draft node n stands at first_row + n).
 
     base_len: committed tokens, anchor included; the anchor's choice is for this position.
+    q: what each token of a chain was sampled from, for requests that use rejection.
     """
 
     tree: CandidateTree
     first_row: int
     params: SamplingParams
     base_len: int
+    q: tuple[SparseQ, ...] = ()
+
+    def row(self, node: int, depth: int) -> ChoiceRow:
+        """What is asked at a node that stands `depth` below the anchor."""
+        # q comes with chains only, whose node d is the one below node d - 1.
+        tested = Proposal(self.tree.tokens[depth], self.q[depth]) if depth < len(self.q) else None
+        return ChoiceRow(self.first_row + node, self.params, self.base_len + depth, tested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +64,7 @@ def walk(starts: Sequence[WalkStart], chooser: Chooser) -> list[WalkEnd]:
     broken: set[int] = set()
     here = dict.fromkeys(range(len(starts)), 0)
     while here:
-        asked = [
-            ChoiceRow(
-                row=starts[index].first_row + node,
-                params=starts[index].params,
-                position=starts[index].base_len + len(nodes[index]),
-            )
-            for index, node in here.items()
-        ]
+        asked = [starts[index].row(node, len(nodes[index])) for index, node in here.items()]
         going: dict[int, int] = {}
         for (index, node), token in zip(here.items(), chooser(asked), strict=True):
             if token is None:
