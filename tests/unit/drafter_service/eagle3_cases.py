@@ -44,7 +44,8 @@ def tiny_head(seed=0, dtype=torch.float32, **facts):
             **facts,
         }
     )
-    head = Eagle3Head(config, torch.arange(0, VOCAB, 2)[: config.draft_vocab_size])
+    step = config.vocab_size // config.draft_vocab_size
+    head = Eagle3Head(config, torch.arange(0, VOCAB, step)[: config.draft_vocab_size])
     return fill(head, seed).to(dtype)
 
 
@@ -118,7 +119,7 @@ class PlainDraft:
         self.tokens = tokens
         self.params = params
         self.g = head.fuse(features)
-        self.windows = getattr(head.config, "windows", (None,))
+        self.windows = getattr(head.config, "windows", (None,) * head.config.num_layers)
 
     def children(self, path, count):
         """Ranked (target id, log-score) of what may follow `path`, a list of drafted tokens."""
