@@ -10,6 +10,8 @@ from protos.features import ProjectionSpec
 from tests.tiny import tiny_llama_dir, tiny_qwen3_dir
 from tests.unit.device.foreign.far_device import FAR, MixedDevices, far_device
 from tests.unit.model.stepping import NUM_SLOTS, contiguous, paged, random_parents
+from verifier_service.model import backend
+from verifier_service.model.backend import Attention
 from verifier_service.model.load import load_target
 from verifier_service.step import Span, TapSpec
 
@@ -87,3 +89,41 @@ def test_a_step_crosses_once_for_indices_and_once_for_masks(tmp_path):
         target.forward([one.span(60, 61)])
         assert traffic.sent - sent <= 2
         assert traffic.read == read
+
+
+def dense_flex(queries, keys, values, score_mod, block_mask, scale, enable_gqa, return_aux):
+    """What FlexAttention is asked for, by its definition; only listed blocks are looked at."""
+    count, heads, num_rows, _ = queries.shape
+    num_slots, device = keys.shape[2], queries.device
+    b, h, q, kv = torch.meshgrid(
+        *(torch.arange(n, device=device) for n in (count, 1, num_rows, num_slots)), indexing="ij"
+    )
+    assert enable_gqa
+    assert score_mod is None
+    assert return_aux is None
+    order = torch.arange(block_mask.kv_indices.shape[-1], device=device)
+    is_real = order < block_mask.kv_num_blocks[..., None]
+    listed = torch.zeros_like(block_mask.kv_indices)
+    listed.scatter_add_(-1, block_mask.kv_indices.to(torch.int64), is_real.to(torch.int32))
+    seen = block_mask.mask_mod(b, h, q, kv) & (listed[b, h, q // 128, kv // 128] > 0)
+    share = heads // keys.shape[1]
+    keys, values = (x.repeat_interleave(share, 1).expand(count, -1, -1, -1) for x in (keys, values))
+    scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~seen, float("-inf"))
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ values
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "modules"])
+def test_flex_is_given_tensors_of_the_device_and_every_block_it_needs(
+    monkeypatch, fuse, taps, tmp_path
+):
+    monkeypatch.setattr(backend, "compiled_flex", lambda: dense_flex)
+    directory = tiny_llama_dir(tmp_path / "target")
+    expected = run(load_target(directory, torch.float32, taps, fuse=fuse))
+    with far_device():
+        found = run(
+            load_target(
+                directory, torch.float32, taps, fuse=fuse, device=FAR, attention=Attention.FLEX
+            )
+        )
+    for ours, theirs in zip(found["logits"], expected["logits"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
