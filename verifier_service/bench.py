@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from verifier_service.bench_engine import BenchSettings, measure
+    from verifier_service.device import resolve_device
     from verifier_service.model.embedded import ensure_embedded_target
     from verifier_service.model.target import ROW_DTYPES
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompts=given.prompts,
             contexts=tuple(given.contexts),
             repeats=given.repeats,
+            device=resolve_device(given.device),
         )
     )
     _print_table(result)
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", type=Path, help="a directory; default: the embedded target")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1000])
     return parser

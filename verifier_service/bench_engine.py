@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from protos.errors import ConfigError
 from protos.generation import GenerationRequest, Speculation, SpeculationMode, TokenRun
 from protos.params import SamplingParams
+from verifier_service.device import describe_device
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.drafting import DraftExchange
 from verifier_service.engine.loop import Engine
@@ -47,6 +48,7 @@ class BenchSettings:
     """What to measure. new_tokens: decoded per repeat; steps: timed steps per variant and repeat.
 
     prompts: JSONL with `turns` or `q`; without it the prompt is drawn from the vocabulary.
+    device: of both sides.
     """
 
     model: Path
@@ -57,6 +59,7 @@ class BenchSettings:
     repeats: int = 5
     new_tokens: int = 32
     steps: int = 6
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,13 @@ class _Clock(BaseStreamer):  # type: ignore[misc]  # transformers is not typed f
 
 def measure(settings: BenchSettings) -> dict[str, object]:
     """All figures as one JSON-ready object, with the keys that `--json` writes."""
-    target = load_target(settings.model, settings.dtype, num_threads=settings.num_threads)
+    target = load_target(
+        settings.model, settings.dtype, num_threads=settings.num_threads, device=settings.device
+    )
     model = AutoModelForCausalLM.from_pretrained(
         settings.model, dtype=settings.dtype, local_files_only=True, attn_implementation="sdpa"
-    ).eval()
+    )
+    model = model.to(settings.device).eval()
     ids = _prompt_ids(settings, max(settings.contexts) + 64, target.facts.vocab_size)
     engine = _plain_engine(target)
     plain = {c: _plain(engine, model, ids[:c], settings) for c in settings.contexts}
@@ -132,6 +138,7 @@ def measure(settings: BenchSettings) -> dict[str, object]:
         "run": {
             "model": target.facts.name,
             "dtype": target.facts.dtype.value,
+            "device": describe_device(settings.device) or settings.device.type,
             "threads": torch.get_num_threads(),
             "invariant": target.facts.invariant,
             "invariance_note": target.facts.invariance_note,
@@ -182,9 +189,10 @@ def _engine_ms(engine: Engine, prompt: Sequence[int], new_tokens: int) -> float:
 
 def _generate_ms(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> float:
     clock = _Clock()
+    ids = torch.tensor([list(prompt)], device=model.device)
     model.generate(
-        torch.tensor([list(prompt)]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        ids,
+        attention_mask=torch.ones_like(ids),
         max_new_tokens=new_tokens,
         do_sample=False,
         eos_token_id=None,
@@ -216,12 +224,17 @@ def _steps(
     times: dict[str, list[float]] = {name: [] for name in spans}
     for repeat in range(settings.repeats + 1):
         for name, one in spans.items():
-            taken = _median_ms(lambda one=one: target.forward([one]), settings.steps)  # type: ignore[misc]  # bound now
+            taken = _median_ms(lambda one=one: _step(target, one), settings.steps)  # type: ignore[misc]  # bound now
             if repeat:
                 times[name].append(taken)
     return {
         name: Figure(tuple(times[name]), tuple(times["one"])) for name in spans if name != "one"
     }
+
+
+def _step(target: TransformersTarget, span: Span) -> None:
+    # Reading a value back waits for devices that work on their own.
+    target.forward([span])[:1, :1].tolist()
 
 
 def _median_ms(call: Callable[[], object], count: int) -> float:
