@@ -5,6 +5,7 @@ are fused only with the very checkpoint that the drafter runs (its digest is com
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from safetensors import safe_open
@@ -57,8 +58,7 @@ def row_form(tap: TapSpec, width: int, dtype: DType) -> RowForm:
 def _digest(checkpoint: Path) -> str:
     """As drafters report it: sha256 over config.json and the weight files, in order of name."""
     sha = hashlib.sha256()
-    files = [checkpoint / "config.json", *sorted(checkpoint.glob("*.safetensors"))]
-    for path in files:
+    for path in [checkpoint / "config.json", *_weight_files(checkpoint)]:
         try:
             with path.open("rb") as stream:
                 while chunk := stream.read(1 << 20):
@@ -68,9 +68,35 @@ def _digest(checkpoint: Path) -> str:
     return sha.hexdigest()[:_DIGEST_HEX]
 
 
+def _weight_files(checkpoint: Path) -> list[Path]:
+    """The files an index names, or the one file; others beside them are strays."""
+    index = checkpoint / "model.safetensors.index.json"
+    if not index.is_file():
+        return [checkpoint / "model.safetensors"]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index.name} of {checkpoint.name} cannot be read") from error
+    if strange := [name for name in names if Path(str(name)).name != name]:
+        raise CheckpointError(f"{index.name} of {checkpoint.name} names {strange[0]!r}")
+    return [checkpoint / name for name in names]
+
+
 def _file_with(checkpoint: Path, tensor: str) -> Path:
-    for path in sorted(checkpoint.glob("*.safetensors")):
+    for path in _weight_files(checkpoint):
         with safe_open(path, framework="pt") as weights:
             if tensor in weights.keys():  # noqa: SIM118  # not a mapping: only keys() exists
                 return path
     raise CheckpointError(f"{checkpoint.name} holds no tensor {tensor}")
+
+
+def _weight_files(checkpoint: Path) -> list[Path]:
+    """What the checkpoint consists of, by name: a stray file beside it is none of it."""
+    index = checkpoint / "model.safetensors.index.json"
+    if not index.is_file():
+        return [checkpoint / "model.safetensors"]
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return sorted(checkpoint / str(name) for name in names)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index.name} of {checkpoint.name} cannot be read") from error

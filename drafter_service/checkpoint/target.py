@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from drafter_service.checkpoint.safetensors_header import read_checkpoint_headers
 from protos.errors import CheckpointError
 
 EMBED_NAMES = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
@@ -30,7 +31,7 @@ class TargetWeights:
 
 def read_target_weights(directory: Path) -> TargetWeights:
     """Raises CheckpointError when the embedding, or an untied lm_head, is not there."""
-    files = _files_by_tensor(directory)
+    files = {name: info.file for name, info in read_checkpoint_headers(directory).items()}
     config_path = directory / "config.json"
     config = json.loads(config_path.read_text()) if config_path.exists() else {}
     embed = _read(directory, files, EMBED_NAMES)
@@ -42,21 +43,6 @@ def read_target_weights(directory: Path) -> TargetWeights:
             raise CheckpointError("target has no lm_head.weight although its embeddings are untied")
         lm_head = embed
     return TargetWeights(embed, _read(directory, files, NORM_NAMES), lm_head)
-
-
-def _files_by_tensor(directory: Path) -> dict[str, str]:
-    index_path = directory / "model.safetensors.index.json"
-    if index_path.exists():
-        weight_map: dict[str, str] = json.loads(index_path.read_text())["weight_map"]
-        return weight_map
-    names = sorted(path.name for path in directory.glob("*.safetensors"))
-    if not names:
-        raise CheckpointError("target directory holds no safetensors file")
-    found: dict[str, str] = {}
-    for name in names:
-        with safe_open(directory / name, framework="pt") as stream:
-            found.update(dict.fromkeys(stream.keys(), name))
-    return found
 
 
 def _read(directory: Path, files: dict[str, str], names: tuple[str, ...]) -> Tensor | None:
