@@ -9,7 +9,8 @@ from drafter_service.build import build_drafter
 from drafter_service.config import DrafterSettings
 from protos.exchange import Plan, PlanKind
 from protos.generation import GenerationRequest
-from protos.params import SamplingParams
+from protos.params import Acceptance, SamplingParams
+from protos.sparse import SparseQ
 from tests.tiny import tiny_llama_dir
 from tests.unit.device.foreign.far_device import FAR, Traffic, far_device
 from tests.unit.sampling.test_choice import random_params
@@ -23,6 +24,7 @@ from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.model.load import load_target
 from verifier_service.sampling.choice import ChoiceRow, choose
 from verifier_service.sampling.choice_batch import choose_batch
+from verifier_service.sampling.rejection import Proposal
 
 TREE = (SourcePlan("ngram", Plan(PlanKind.TREE, depth=4, width=2, nodes=8)),)
 VALUES = (
@@ -101,5 +103,18 @@ def test_choices_in_a_batch_are_those_of_the_cpu():
     rng = random.Random(3)
     logits = torch.randn(9, 700, generator=torch.Generator().manual_seed(3)) * 3
     rows = [ChoiceRow(rng.randrange(9), random_params(rng), rng.randrange(99)) for _ in range(60)]
+    with far_device():
+        assert choose_batch(logits.to(FAR), rows) == choose(logits, rows)
+
+
+@pytest.mark.parametrize("values", [{}, {"top_p": 0.8, "top_k": 30}], ids=["plain", "filtered"])
+def test_choices_by_rejection_are_those_of_the_cpu(values):
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(6))
+    q = SparseQ(ids=(3, 7, 9), weights=(1, 2, 1))
+    proposals = (None, Proposal(3, q), Proposal(7, q))
+    rows = []
+    for number in range(24):
+        params = SamplingParams(seed=number, acceptance=Acceptance.REJECTION, **values)
+        rows.append(ChoiceRow(number % 8, params, 20 + number, proposals[number % 3]))
     with far_device():
         assert choose_batch(logits.to(FAR), rows) == choose(logits, rows)
