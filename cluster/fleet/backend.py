@@ -69,6 +69,7 @@ class HandleBackend:
             vocab_size=min(report.vocab_size for report in reports),
             fingerprint="+".join(sorted({report.fingerprint for report in reports})),
             drafters=tuple(names),
+            drafters_with_q=tuple(n for n in names if all(_gives_q(r, n) for r in reports)),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
@@ -148,6 +149,10 @@ class HandleBackend:
         if reports or self._num_silent >= SILENT_LOOKS:
             self._reports = reports
             self._router.learn(reports)
+
+
+def _gives_q(report: VerifierReport, name: str) -> bool:
+    return any(source.gives_q for source in report.sources if source.name == name)
 
 
 def sum_nested(values: Sequence[Mapping[str, object]]) -> dict[str, object]:

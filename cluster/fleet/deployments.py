@@ -100,7 +100,7 @@ class VerifierDeployment:
     def describe(self) -> VerifierReport:
         """What is served, and sums so far."""
         facts, stats = self._service.facts, self._service.stats()
-        reports = self._directory.reports
+        reports, with_q = self._directory.reports, self._exchange.sources_with_q()
         return VerifierReport(
             replica_id=serve.get_replica_context().replica_tag,
             pid=os.getpid(),
@@ -109,7 +109,7 @@ class VerifierDeployment:
             fingerprint=facts.fingerprint,
             invariant=facts.invariant,
             sources=tuple(
-                SourceReport(name, len(reports.get(name, ())), name in self._local)
+                SourceReport(name, len(reports.get(name, ())), name in self._local, name in with_q)
                 for name in self._names
             ),
             statistics=statistics_of(stats, self._exchange.counts()),

@@ -13,11 +13,12 @@ StreamItem = TokenRun | OutriderError
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """One drafter as a verifier sees it."""
+    """One drafter as a verifier sees it. gives_q: `acceptance: rejection` can use it now."""
 
     name: str
     num_replicas: int
     local: bool
+    gives_q: bool = False
 
 
 @dataclass(frozen=True, slots=True)

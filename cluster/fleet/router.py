@@ -64,6 +64,8 @@ class Router:
     def route(self, request: GenerationRequest) -> GenerationRequest:
         """The request without hopeless drafters, where the user left the choice open."""
         speculation = request.speculation
+        if request.params.uses_rejection:
+            return request
         if speculation.mode is not SpeculationMode.AUTO or speculation.drafters:
             return request
         usable = tuple(n for n, evidence in self._evidence.items() if not evidence.is_hopeless)

@@ -9,7 +9,7 @@ from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationReque
 from protos.errors import InvalidRequest
 from protos.exchange import Plan, PlanKind
 from protos.generation import Speculation, SpeculationMode
-from protos.params import SamplingParams
+from protos.params import Acceptance, SamplingParams
 
 
 def check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
@@ -72,6 +72,28 @@ def speculation_of(asked: SpeculationRequest | None, drafters: tuple[str, ...]) 
     return Speculation(SpeculationMode.FIXED, names, plan)
 
 
+def check_acceptance(
+    acceptance: str | None, speculation: Speculation, drafters_with_q: tuple[str, ...]
+) -> None:
+    """Raise InvalidRequest where rejection is asked and nobody could draft for it."""
+    if acceptance != Acceptance.REJECTION:
+        return
+    if not drafters_with_q:
+        raise InvalidRequest(
+            "acceptance: rejection needs a drafter that gives q, and none is served", "acceptance"
+        )
+    without = [name for name in speculation.drafters if name not in drafters_with_q]
+    if without:
+        raise InvalidRequest(
+            f"acceptance: rejection needs a drafter that gives q "
+            f"({', '.join(drafters_with_q)}), not {without[0][:64]!r}",
+            "acceptance",
+        )
+    plan = speculation.plan
+    if plan is not None and (plan.kind is PlanKind.TREE or plan.nodes):
+        raise InvalidRequest("acceptance: rejection drafts chains, not trees", "acceptance")
+
+
 def sampling_of(
     request: CompletionRequest | ChatRequest,
     defaults: Mapping[str, float],
@@ -102,4 +124,5 @@ def sampling_of(
         max_tokens=max_tokens if max_tokens < 1 else min(max_tokens, max(room, 1)),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        acceptance=Acceptance(request.acceptance or Acceptance.EXACT),
     )

@@ -37,12 +37,16 @@ _THREAD_ABOVE_CHARS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served, as the verifier describes it."""
+    """What is served, as the verifier describes it.
+
+    drafters_with_q: those that `acceptance: rejection` can use.
+    """
 
     max_context: int
     vocab_size: int
     fingerprint: str
     drafters: tuple[str, ...]
+    drafters_with_q: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -172,6 +176,7 @@ class Front:
         """One generation per prompt, everything checked."""
         served = self._backend.served()
         speculation = convert.speculation_of(asked.speculation, served.drafters)
+        convert.check_acceptance(asked.acceptance, speculation, served.drafters_with_q)
         convert.check_ids(tuple(asked.stop_token_ids or ()), served.vocab_size, "stop_token_ids")
         seed = secrets.randbits(64) - 2**63
         requests: list[GenerationRequest] = []
@@ -215,6 +220,7 @@ class Front:
             fingerprint=self._backend.served().fingerprint,
             return_ids=bool(asked.return_token_ids),
             include_usage=asked.include_usage,
+            acceptance=asked.acceptance,
         )
         call = self._call(asked, requests)
         if not asked.stream:

@@ -63,7 +63,6 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "priority": (0,),
-    "acceptance": ("exact",),
 }
 """Known fields that are not supported, with the values beside null that change nothing."""
 
@@ -145,6 +144,7 @@ class _Generation(BaseModel):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationRequest | None = None
+    acceptance: Literal["exact", "rejection"] | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -40,7 +40,8 @@ def event(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every object of one reply shares."""
+    """What every object of one reply shares. acceptance: as asked; "rejection" is always said,
+    because such a text is not reproducible from its seed."""
 
     kind: Kind
     reply_id: str
@@ -49,16 +50,19 @@ class Head:
     fingerprint: str
     return_ids: bool = False
     include_usage: bool = False
+    acceptance: str | None = None
 
     def fields(self, *, chunk: bool) -> Json:
         """The common fields."""
         name = "chat.completion" if self.kind == "chat" else "text_completion"
+        said: Json = {"acceptance": self.acceptance} if self.acceptance == "rejection" else {}
         return {
             "id": self.reply_id,
             "object": f"{name}.chunk" if chunk and self.kind == "chat" else name,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **said,
         }
 
 

@@ -18,7 +18,6 @@ from typing import Final
 
 from protos.channel import Security
 from protos.exchange import INLINE_ROWS_BYTES, DrafterReplica, Plan, PlanKind
-from protos.generation import SpeculationMode
 from protos.limits import Limits
 from verifier_service.engine.draft_counts import DraftCounts
 from verifier_service.engine.draft_desk import DraftDesk
@@ -44,7 +43,8 @@ MAX_WAIT_S: Final = 2.0
 """No plan holds a step for longer, whatever it says."""
 
 ABSORB_LAG: Final = 16
-"""A decoding request's open sessions that are not asked are brought up to date this often."""
+"""A decoding request's sessions that are fed without being asked are brought up to date when they
+lack so many tokens or rows."""
 
 BULK_BYTES_PER_STEP: Final = 2 * 1024 * 1024
 """Rows read and sent over Context in one step, so that a long prompt does not hold it."""
@@ -101,6 +101,11 @@ class DraftExchange:
     def counts(self) -> dict[str, DraftCounts]:
         """Sums by source."""
         return {name: pool.tally.snapshot() for name, pool in self._pools.items()}
+
+    def sources_with_q(self) -> frozenset[str]:
+        """Sources that could draft for `acceptance: rejection` now."""
+        infos = [pool.info() for pool in self._pools.values()]
+        return frozenset(info.name for info in infos if info and info.capabilities.gives_q)
 
     # What the engine's thread calls.
 
@@ -207,11 +212,12 @@ class DraftExchange:
         if self._book.is_refused(view.key, pool.source):
             return
         planned = next((p.plan for p in ask.plans if p.source == pool.source), None)
-        wanted = planned is not None or (not view.decoding and _is_allowed(view, pool.source))
-        entry = self._book.find(view.key, pool, wanted)
+        if planned is None:
+            return
+        entry = self._book.find(view.key, pool)
         if entry is None:
             return
-        plan = Plan() if planned is None else _clip(planned, entry.peer, view)
+        plan = _clip(planned, entry.peer, view)
         try:
             self._pack(view, entry, plan, step)
         except RowsMissing:
@@ -226,9 +232,8 @@ class DraftExchange:
             self._book.refuse(entry)
             return
         is_asked = plan.kind is not PlanKind.NONE
-        owed = session.lag(view)
-        is_due = not session.is_open or owed >= (ABSORB_LAG if view.decoding else 1)
-        if not is_asked and not is_due and view.decoding:
+        is_due = not session.is_open or session.lag(view) >= (ABSORB_LAG if view.decoding else 1)
+        if not is_asked and not is_due and session.rows_lag(view) < ABSORB_LAG:
             return
         parcel = step.parcel(peer)
         if is_asked or is_due:
@@ -296,14 +301,6 @@ class DraftExchange:
             was_late=bool(committed),
             q=q,
         )
-
-
-def _is_allowed(view: SequenceView, source: str) -> bool:
-    """The request's own override lets this source draft."""
-    speculation = view.speculation
-    if speculation.mode is SpeculationMode.OFF:
-        return False
-    return not speculation.drafters or source in speculation.drafters
 
 
 def _clip(plan: Plan, peer: DraftPeer, view: SequenceView) -> Plan:

@@ -36,16 +36,23 @@ def runs_of(
 class FakeBackend:
     """Plays `script(request)`; remembers requests and which of them were closed."""
 
-    def __init__(self, script: Script, drafters: tuple[str, ...] = ("ngram", "eagle3")) -> None:
+    def __init__(
+        self,
+        script: Script,
+        drafters: tuple[str, ...] = ("ngram", "eagle3"),
+        drafters_with_q: tuple[str, ...] = (),
+    ) -> None:
         self.script = script
         self.requests: list[GenerationRequest] = []
         self.num_open = 0
         self.num_played = 0
         self._drafters = drafters
+        self._drafters_with_q = drafters_with_q
 
     def served(self) -> Served:
         """A small model."""
-        return Served(64, VOCAB, "fake-fingerprint", self._drafters)
+        drafters, with_q = self._drafters, self._drafters_with_q
+        return Served(64, VOCAB, "fake-fingerprint", drafters, with_q)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
         """The scripted runs; an exception among them is raised."""

@@ -107,6 +107,10 @@ COMPLETIONS: list[tuple[dict, int, str | None]] = [
     ({"repetition_penalty": 1.3}, 400, "repetition_penalty"),
     ({"min_tokens": 3}, 400, "min_tokens"),
     ({"acceptance": "rejection"}, 400, "acceptance"),
+    ({"acceptance": "typical"}, 400, "acceptance"),
+    ({"acceptance": 1}, 400, "acceptance"),
+    ({"acceptance": "exact"}, OK, None),
+    ({"acceptance": None}, OK, None),
     ({"user": "someone", "max_token": 5, "metadata": {"a": 1}}, OK, None),
 ]
 
