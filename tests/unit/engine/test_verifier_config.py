@@ -1,8 +1,11 @@
 """A verifier's own configuration: every bad key is named, defaults fit, budgets become slots."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from protos.errors import ConfigError, IncompatiblePair
 from protos.exchange import Capabilities, PlanKind, Projection
@@ -137,8 +140,21 @@ def test_rows_are_kept_raw_without_a_checkpoint_and_not_at_all_without_need():
 
 def test_a_checkpoint_that_the_drafter_does_not_run_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(IncompatiblePair, match="digest"):
         tap_for(drafter(), tmp_path)
+
+
+def test_a_stray_file_is_no_part_of_a_checkpoint(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"fc.weight": torch.zeros(2, 6)}, tmp_path / "model.safetensors")
+    both = (tmp_path / "config.json", tmp_path / "model.safetensors")
+    digest = sha256(b"".join(path.read_bytes() for path in both)).hexdigest()[:32]
+    save_file({"fc.weight": torch.ones(9, 9)}, tmp_path / "extra.safetensors")
+    tap = tap_for(drafter(digest=digest), tmp_path)
+    assert tap is not None
+    assert tap.projection is not None
+    assert Path(tap.projection.file).name == "model.safetensors"
 
 
 def test_metrics_are_flat_sums_with_labels():
