@@ -71,7 +71,7 @@ def weight_files(directory: Path) -> list[Path]:
         names = [SINGLE_NAME] if (directory / SINGLE_NAME).exists() else []
     if not names:
         pickled = sorted(path.name for path in directory.glob("*") if path.suffix in _PICKLED)
-        found = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
+        found = f"only pickled weights ({', '.join(pickled)}): {_SAFE}" if pickled else "no weights"
         raise CheckpointError(f"expected {SINGLE_NAME} or {INDEX_NAME}, found {found}")
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():
@@ -100,4 +100,5 @@ def checkpoint_digest(directory: Path) -> str:
     return sha.hexdigest()[:DIGEST_HEX]
 
 
+_SAFE = "`outrider convert DIR NEW --to safetensors` makes them safe"
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt"})

@@ -38,7 +38,7 @@ def write_eagle3(
 ) -> None:
     """config.json, model.safetensors and, if given, provenance.json; each replaced atomically."""
     config = head.config
-    _refuse_unsayable(config)
+    refuse_unsayable(config)
     directory.mkdir(parents=True, exist_ok=True)
     parameters = dict(head.named_parameters())
     names = public_names(config, LAYER_PREFIX)
@@ -57,7 +57,8 @@ def write_eagle3(
         _write_json(directory / "provenance.json", provenance)
 
 
-def _refuse_unsayable(config: Eagle3Config) -> None:
+def refuse_unsayable(config: Eagle3Config) -> None:
+    """Raises CheckpointError, naming what speculators' layout cannot say of this head."""
     unsayable = {
         "a norm before the hidden norm": config.input_norm_on_hidden,
         "logits without a final norm": not config.norm_logits,

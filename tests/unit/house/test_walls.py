@@ -11,6 +11,7 @@ import pytest
 from walls import (
     GENERATED,
     PACKAGES,
+    PICKLED_WEIGHTS,
     RULES,
     TOP_LEVEL,
     Source,
@@ -143,6 +144,20 @@ def test_relative_imports_are_faults():
 )
 def test_each_safety_rule_can_fail(text):
     assert len(safety_faults(Source("drafter_service/x.py", text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("drafter_service/x.py", "torch.load(p, weights_only=True)"),
+        (PICKLED_WEIGHTS, "torch.load(p)"),
+        (PICKLED_WEIGHTS, "torch.load(p, weights_only=False)"),
+        (PICKLED_WEIGHTS, "torch.load(p, weights_only=given)"),
+    ],
+)
+def test_pickled_weights_are_read_in_one_place_and_one_way(path, text):
+    assert len(safety_faults(Source(path, text))) == 1
+    assert safety_faults(Source(PICKLED_WEIGHTS, "torch.load(p, weights_only=True)")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Checkpoints written in the layouts that other engines read; never part of serving."""
