@@ -26,6 +26,7 @@ LAYER = [
 ]
 EAGLE3_LAYER = ["hidden_norm.weight", *LAYER]
 EAGLE3 = ["fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"]
+EMBED = "embed_tokens.weight"
 FC_NORMS = [f"fc_norm.{number}.weight" for number in range(3)]
 QK_NORMS = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
 BLOCK = ["fc.weight", "hidden_norm.weight", "norm.weight"]
@@ -52,10 +53,10 @@ def block_keys(num_layers, *more, per_layer=()):
 
 
 EXPECTED = {
-    ("eagle/eagle3_1_speculators", "speculators"): eagle3_keys("layers.0.", *FC_NORMS),
-    ("eagle/eagle3_1_speculators", "sglang"): eagle3_keys("midlayer.", *FC_NORMS),
-    ("eagle/eagle3_specforge", "speculators"): eagle3_keys("layers.0.", "embed_tokens.weight"),
-    ("eagle/eagle3_specforge", "sglang"): eagle3_keys("midlayer.", "embed_tokens.weight"),
+    ("eagle/eagle3_1_speculators", "speculators"): eagle3_keys("layers.0.", *FC_NORMS, EMBED),
+    ("eagle/eagle3_1_speculators", "sglang"): eagle3_keys("midlayer.", *FC_NORMS, EMBED),
+    ("eagle/eagle3_specforge", "speculators"): eagle3_keys("layers.0."),
+    ("eagle/eagle3_specforge", "sglang"): eagle3_keys("midlayer."),
     ("eagle/eagle3_safeailab", "speculators"): eagle3_keys("layers.0."),
     ("eagle/eagle3_safeailab", "sglang"): eagle3_keys("midlayer."),
     ("dflash/dflash_v1_zlab", "speculators"): block_keys(3),
