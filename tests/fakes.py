@@ -298,6 +298,8 @@ class FakeDrafting:
         answers: dict[int, list[Draft]] = {}
         for ask in asks:
             for wanted in ask.plans:
+                if wanted.plan.kind is PlanKind.NONE:
+                    continue
                 tree = self.drafters[wanted.source](ask.view, wanted.plan)
                 draft = self._deliver(ask.view, wanted.source, tree)
                 if draft is not None:

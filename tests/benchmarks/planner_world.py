@@ -118,6 +118,7 @@ class Totals:
     plain_s: float = 0.0
     worst_overrun_s: float = 0.0
     asked: dict[str, int] = field(default_factory=dict)
+    fed: dict[str, int] = field(default_factory=dict)
     verified: int = 0
     plain_step_s: float = 0.0
 
@@ -218,6 +219,9 @@ class World:
         drafts = []
         for ask in asked:
             drafter, plan = self._drafters[ask.source], ask.plan
+            if plan.kind is PlanKind.NONE:
+                self.total.fed[ask.source] = self.total.fed.get(ask.source, 0) + 1
+                continue
             self.total.asked[ask.source] = self.total.asked.get(ask.source, 0) + 1
             width = plan.width if plan.kind is PlanKind.TREE else 1
             nodes = plan.nodes if plan.kind is PlanKind.TREE else plan.depth
@@ -276,7 +280,7 @@ def step_s(rows: int, branching: int) -> float:
 
 
 def _sum(a: Totals, b: Totals) -> Totals:
-    asked = {n: a.asked.get(n, 0) + b.asked.get(n, 0) for n in {*a.asked, *b.asked}}
+    asked, fed = _sums(a.asked, b.asked), _sums(a.fed, b.fed)
     return Totals(
         a.steps + b.steps,
         a.tokens + b.tokens,
@@ -284,6 +288,11 @@ def _sum(a: Totals, b: Totals) -> Totals:
         a.plain_s + b.plain_s,
         max(a.worst_overrun_s, b.worst_overrun_s),
         asked,
+        fed,
         a.verified + b.verified,
         b.plain_step_s,
     )
+
+
+def _sums(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
+    return {name: a.get(name, 0) + b.get(name, 0) for name in {*a, *b}}

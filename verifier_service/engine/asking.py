@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos.errors import OutriderError
+from protos.exchange import Plan
 from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.batch import MergedDraft, is_draft_usable, merge_drafts
@@ -74,7 +75,7 @@ class Asking:
         views = [view_of(request) for request in requests]
         plans, deadline_s = self._plans(views)
         asks = [
-            DraftAsk(view, plans[view.key] if view.decoding and view.remaining > 1 else ())
+            DraftAsk(view, _sent(view, plans[view.key]))
             for view in views
             if view.speculation.mode is not SpeculationMode.OFF
         ]
@@ -130,7 +131,8 @@ class Asking:
         chains = [chain_plans(view, sources) for view in testing]
         plans = {view.key: plan for view, plan in zip(walking, planned, strict=True)}
         plans |= {view.key: plan for view, plan in zip(testing, chains, strict=True)}
-        return plans, max(deadline_s, wait_s(chains, sources))
+        asked = [plan for view, plan in zip(testing, chains, strict=True) if view.decoding]
+        return plans, max(deadline_s, wait_s(asked, sources))
 
     def _checked(
         self, views: dict[int, SequenceView], answered: dict[int, list[Draft]], wait_s: float
@@ -152,6 +154,13 @@ class Asking:
         if view.params.uses_rejection:
             return honest_chain(view, draft, self._vocab_size)
         return draft
+
+
+def _sent(view: SequenceView, plans: tuple[SourcePlan, ...]) -> tuple[SourcePlan, ...]:
+    """Plans as they are sent: a request still in its prompt only feeds the sources named."""
+    if view.remaining < 2:
+        return ()
+    return plans if view.decoding else tuple(SourcePlan(p.source, Plan()) for p in plans)
 
 
 def fair_cut(trees: Sequence[CandidateTree], room: int) -> list[CandidateTree]:

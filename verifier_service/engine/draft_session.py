@@ -82,6 +82,10 @@ class DraftSession:
         """Committed tokens that the drafter has not been told."""
         return view.base_len - self.tokens_sent
 
+    def rows_lag(self, view: SequenceView) -> int:
+        """Rows that were not sent; none for a drafter that needs none."""
+        return _rows_available(view) - self.rows_sent if self.form.row_bytes else 0
+
     def work(
         self,
         view: SequenceView,

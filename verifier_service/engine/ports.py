@@ -61,7 +61,7 @@ class PairExam(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """One source asked for one draft."""
+    """One source asked for one draft; a plan of kind none feeds it tokens and rows, no more."""
 
     source: str
     plan: Plan
@@ -69,7 +69,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """A request's part of an exchange: what to draft, or nothing but absorb (empty plans)."""
+    """A request's part of an exchange. Sources without a plan are left alone, and lag behind."""
 
     view: SequenceView
     plans: tuple[SourcePlan, ...] = ()
@@ -148,7 +148,10 @@ class Planner(Protocol):
     def plan(
         self, views: Sequence[SequenceView], sources: Sequence[SourceInfo]
     ) -> tuple[list[tuple[SourcePlan, ...]], float]:
-        """Plans per view, and the deadline in seconds that this step may wait."""
+        """Plans per view, and the deadline in seconds that this step may wait.
+
+        Views that are not decoding yet only feed the sources they are planned for.
+        """
 
     def admit(
         self,

@@ -55,11 +55,11 @@ class SessionBook:
         """The source cannot serve this request."""
         return source in self._refused.get(key, ())
 
-    def find(self, key: int, pool: ReplicaPool, wanted: bool) -> Entry | None:
-        """The request's session with a source, ready to be used now; None when there is none.
+    def find(self, key: int, pool: ReplicaPool) -> Entry | None:
+        """The request's session with a source, ready to be used now; made where there is none.
 
-        A session whose replica is gone, or silent for longer than a hiccup, moves to another one
-        where there is one. wanted: open a session where none exists.
+        A session whose replica is gone, or silent for longer than a hiccup, moves to another one.
+        None when no replica can be used.
         """
         entry = self._by_key.get(key, {}).get(pool.source)
         if entry is not None:
@@ -69,8 +69,6 @@ class SessionBook:
             is_hiccup = peer.is_up and peer.is_offered and not peer.trouble and not peer.is_stuck
             if is_hiccup:
                 return None
-        elif not wanted:
-            return None
         peer_now = pool.pick()
         if peer_now is None:
             return None

@@ -25,7 +25,8 @@ class StaticPlanner:
     ) -> tuple[list[tuple[SourcePlan, ...]], float]:
         """The same plans for every view, less those whose source cannot be asked now."""
         planned = [self._plan_one(view, sources) for view in views]
-        return planned, self._deadline_s if any(planned) else 0.0
+        asked = any(plans and view.decoding for view, plans in zip(views, planned, strict=True))
+        return planned, self._deadline_s if asked else 0.0
 
     def admit(
         self,
@@ -56,7 +57,7 @@ class StaticPlanner:
         self, view: SequenceView, sources: Sequence[SourceInfo]
     ) -> tuple[SourcePlan, ...]:
         mode = view.speculation.mode
-        if not view.decoding or mode is SpeculationMode.OFF:
+        if mode is SpeculationMode.OFF:
             return ()
         if mode is SpeculationMode.FIXED:
             return fixed_plans(view.speculation, sources, view.remaining)

@@ -50,7 +50,10 @@ class Learning:
     ) -> None:
         """What this step asks of whom."""
         self._sources = by_name(sources)
-        self._asked = {key: {p.source: p.plan for p in plans} for key, plans in asked.items()}
+        self._asked = {
+            key: {p.source: p.plan for p in plans if p.plan.kind is not PlanKind.NONE}
+            for key, plans in asked.items()
+        }
         depths: dict[str, int] = {}
         for plans in self._asked.values():
             for name, plan in plans.items():
@@ -68,8 +71,6 @@ class Learning:
         asked = self._asked.pop(outcome.key, {})
         in_time = {d.source: d for d in outcome.drafts if not d.was_late}
         for name, plan in asked.items():
-            if plan.kind is PlanKind.NONE:
-                continue
             draft = in_time.get(name)
             info = self._sources.get(name)
             local = info is not None and info.local

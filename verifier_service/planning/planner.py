@@ -14,7 +14,7 @@ source is never switched off for good: it is probed, seldom and cheaply.
 
 from collections.abc import Sequence
 
-from protos.exchange import PlanKind
+from protos.exchange import Plan, PlanKind
 from protos.generation import SpeculationMode
 from protos.tree import CandidateTree
 from verifier_service.engine.ports import RoundOutcome, SequenceView, SourceInfo, SourcePlan
@@ -29,6 +29,7 @@ from verifier_service.planning.bank import CreditBank
 from verifier_service.planning.calibration import Calibration, Names
 from verifier_service.planning.choice import Choice, choose
 from verifier_service.planning.costs import VerifyCosts
+from verifier_service.planning.feeding import Feeding, needs_feeding
 from verifier_service.planning.gate import Gate, GateStep
 from verifier_service.planning.learning import Learning
 from verifier_service.planning.ledger import Ledger, PlannerCounts
@@ -40,7 +41,6 @@ from verifier_service.planning.sources import reply_deadline_s
 
 Plans = list[tuple[SourcePlan, ...]]
 _LOCAL_DEADLINE_S = 0.005
-_ROUNDS_BEFORE_PROBE = 4
 _RICH_STEPS = 8.0
 
 
@@ -55,6 +55,7 @@ class AdaptivePlanner:
         self._calibration = Calibration()
         self._prospects = Prospects(self._evidence, self._settings.max_nodes)
         self._probing = Probing()
+        self._feeding = Feeding()
         self._bank = CreditBank(
             self._settings.extra_share, self._settings.grant_steps, self._settings.loan_steps
         )
@@ -65,6 +66,7 @@ class AdaptivePlanner:
         self._gate = Gate(verify, self._bank, self._calibration, self._settings)
         self._step = 0
         self._label: Label = ()
+        self._in_use: frozenset[str] = frozenset()
         self._occasion: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         self._poor: set[int] = set()
 
@@ -75,13 +77,17 @@ class AdaptivePlanner:
         self._step += 1
         self._ledger.open_step(views)
         self._learning.open_step()
+        self._feeding.open_step(self._step)
         plans: dict[int, tuple[SourcePlan, ...]] = {}
         deadline_s, sunk_s = 0.0, 0.0
         for view in views:
-            if view.speculation.mode is SpeculationMode.FIXED and view.decoding:
+            if view.speculation.mode is SpeculationMode.FIXED:
                 plans[view.key] = fixed_plans(view.speculation, sources, view.remaining)
-                deadline_s = max(deadline_s, self._fixed_deadline_s(plans[view.key], sources))
-        if plans:
+                if view.decoding:
+                    deadline_s = max(deadline_s, self._fixed_deadline_s(plans[view.key], sources))
+            elif view.speculation.mode is SpeculationMode.AUTO and not view.decoding:
+                plans[view.key] = self._fed_in_prompt(view, sources)
+        if deadline_s:
             named = {p.source for asked in plans.values() for p in asked}
             sunk_s = self._delays.wait_s([i for i in sources if i.name in named], 6)
         free_views = [v for v in views if _may_speculate(v)]
@@ -122,7 +128,8 @@ class AdaptivePlanner:
 
     def forget(self, key: int) -> None:
         """The request left."""
-        for part in (self._evidence, self._calibration, self._prospects, self._learning):
+        parts = self._evidence, self._calibration, self._prospects, self._learning, self._feeding
+        for part in parts:
             part.forget(key)
         self._ledger.forget(key)
 
@@ -164,10 +171,12 @@ class AdaptivePlanner:
         offer = made[choice.index] if choice else None
         for view in free_views:
             plans[view.key] = self._free_plans(view, market.free)
-        if offer and choice and sum(choice.num_nodes):
+        if offer and choice:
             for place, view in enumerate(able):
-                plans[view.key] += _waited_plans(view, offer, place, choice.num_nodes[place])
-        asked = {p.source for v in free_views for p in plans[v.key]}
+                plans[view.key] += self._waited_plans(view, offer, place, choice.num_nodes[place])
+        asked = {
+            p.source for v in free_views for p in plans[v.key] if p.plan.kind is not PlanKind.NONE
+        }
         wait_s = self._allowed_wait_s(market, offer, choice, asked)
         wait_s = max(wait_s, self._probe(able, market, asked, plans))
         if asked and not wait_s:
@@ -202,17 +211,29 @@ class AdaptivePlanner:
         if only is not None and not choices:
             made = offers(views, market, *parts)
             choices = choose([offer.option for offer in made])
-        return made, self._steady(made, choices)
+        return made, self._steady(views, made, choices)
 
-    def _steady(self, made: Sequence[Offer], choices: Sequence[Choice]) -> Choice | None:
-        """The best choice, or the last one while nothing promises clearly more."""
+    def _steady(
+        self, views: Sequence[SequenceView], made: Sequence[Offer], choices: Sequence[Choice]
+    ) -> Choice | None:
+        """The best choice, or the last one while nothing promises clearly more.
+
+        Sources that hold nothing yet must promise more still: to be fed is not free.
+        """
         if not choices:
             return None
-        best = max(choices, key=lambda c: c.rate)
+
+        def worth(choice: Choice) -> float:
+            waited = made[choice.index].waited
+            is_cold = any(not self._feeding.holds(v, i) for i in waited for v in views)
+            return choice.rate / (1.0 + self._settings.feeding_margin * is_cold)
+
+        best = max(choices, key=worth)
         current = next((c for c in choices if made[c.index].option.label == self._label), None)
         if current is not None and best.rate < (1.0 + self._settings.hysteresis) * current.rate:
             best = current
         self._label = made[best.index].option.label
+        self._in_use = frozenset(info.name for info in made[best.index].waited)
         self._ledger.note_label(self._label if sum(best.num_nodes) else ("none",))
         return best
 
@@ -226,6 +247,40 @@ class AdaptivePlanner:
             if plan.kind is not PlanKind.NONE:
                 made.append(SourcePlan(info.name, plan))
         return tuple(made)
+
+    def _waited_plans(
+        self, view: SequenceView, offer: Offer, place: int, count: int
+    ) -> tuple[SourcePlan, ...]:
+        """What the chosen first `count` nodes of a profile mean as plans for the waited sources.
+
+        A source that does not hold the request yet, or is wanted for none of its nodes, is fed.
+        """
+        profile = offer.option.profiles[place]
+        made = []
+        for index, info in enumerate(allowed(view.speculation, offer.infos)):
+            if info not in offer.waited:
+                continue
+            nodes, depth = profile.share(count, index)
+            plan = Plan()
+            if nodes and self._feeding.holds(view, info):
+                plan = (
+                    tree_plan(info, depth, 2 * nodes, view.remaining)
+                    if offer.branching
+                    else chain_plan(info, depth, view.remaining)
+                )
+            fed = self._feeding.feed(view, info)
+            made.append(fed if plan.kind is PlanKind.NONE else SourcePlan(info.name, plan))
+        return tuple(made)
+
+    def _fed_in_prompt(
+        self, view: SequenceView, sources: Sequence[SourceInfo]
+    ) -> tuple[SourcePlan, ...]:
+        """Sources in use absorb a prompt while it is computed; look-ups always do."""
+        return tuple(
+            self._feeding.feed(view, info)
+            for info in allowed(view.speculation, sources)
+            if info.name in self._in_use or not needs_feeding(info)
+        )
 
     def _allowed_wait_s(
         self, market: Market, offer: Offer | None, choice: Choice | None, asked: set[str]
@@ -255,25 +310,22 @@ class AdaptivePlanner:
             if info.name in asked:
                 self._note_probed(info.name, by_choice=True)
                 continue
-            # In a request's first rounds its feature rows may still be under way.
-            able = [
-                v
-                for v in views
-                if info in allowed(v.speculation, market.priced)
-                and self._prospects.num_rounds(v.key) >= _ROUNDS_BEFORE_PROBE
-            ]
             depth = self._settings.probe_depth
             cost_s = self._delays.wait_s([info], depth)
             payable_s = market.may_spend_s - self._settings.extra_share * market.plain_s
-            if wait_s or not able or not self._probing.is_due(info.name, self._step, is_rich):
+            is_due = self._probing.is_due(info.name, self._step, is_rich)
+            if wait_s or not is_due or cost_s > payable_s:
                 continue
-            if cost_s > payable_s:
+            able = [v for v in views if info in allowed(v.speculation, market.priced)]
+            view = self._feeding.subject(info, able)
+            plan = chain_plan(info, depth, view.remaining) if view is not None else Plan()
+            if view is None or plan.kind is PlanKind.NONE:
                 continue
-            view = max(able, key=lambda v: self._prospects.num_rounds(v.key))
-            plan = chain_plan(info, depth, view.remaining)
-            if plan.kind is PlanKind.NONE:
+            is_held = self._feeding.holds(view, info)
+            fed = self._feeding.feed(view, info)
+            plans[view.key] += (SourcePlan(info.name, plan) if is_held else fed,)
+            if not is_held:
                 continue
-            plans[view.key] += (SourcePlan(info.name, plan),)
             self._note_probed(info.name, by_choice=False)
             self._ledger.counts.num_probes += 1
             wait_s = min(reply_deadline_s(info), payable_s)
@@ -288,23 +340,3 @@ class AdaptivePlanner:
 def _may_speculate(view: SequenceView) -> bool:
     auto = view.speculation.mode is SpeculationMode.AUTO
     return auto and view.decoding and view.remaining > 1
-
-
-def _waited_plans(
-    view: SequenceView, offer: Offer, place: int, count: int
-) -> tuple[SourcePlan, ...]:
-    """What the chosen first `count` nodes of a profile mean as plans for the waited sources."""
-    profile = offer.option.profiles[place]
-    infos = allowed(view.speculation, offer.infos)
-    made = []
-    for index, info in enumerate(infos):
-        nodes, depth = profile.share(count, index)
-        if info not in offer.waited or not nodes:
-            continue
-        if offer.branching:
-            plan = tree_plan(info, depth, 2 * nodes, view.remaining)
-        else:
-            plan = chain_plan(info, depth, view.remaining)
-        if plan.kind is not PlanKind.NONE:
-            made.append(SourcePlan(info.name, plan))
-    return tuple(made)

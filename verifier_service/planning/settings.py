@@ -12,7 +12,8 @@ class PlannerSettings:
     between two choices among all options, and one more for every request of the step; between
     them only node counts are decided. max_nodes:
     draft nodes of one request. depths: depths asked of drafters that pay per level. hysteresis:
-    how much better another option must promise to be before the choice moves. probe_depth: chain
+    how much better another option must promise to be before the choice moves; feeding_margin: and
+    when drafters would have to absorb requests for it first. probe_depth: chain
     asked of a source that is switched off; with the anchor it fills the four rows that cost what
     one costs. fixed_deadline_s: wait for requests whose plan is given. grant_steps: plain steps
     that may be lost before anything was gained. loan_steps: plain steps that one request may
@@ -27,6 +28,7 @@ class PlannerSettings:
     max_nodes: int = 31
     depths: tuple[int, ...] = (1, 2, 3, 4, 6)
     hysteresis: float = 0.03
+    feeding_margin: float = 0.1
     probe_depth: int = 3
     fixed_deadline_s: float = 0.25
     grant_steps: float = 2.0

@@ -7,7 +7,13 @@ from protos.generation import Speculation, SpeculationMode
 from protos.params import SamplingParams
 from protos.tree import CandidateTree, chain
 from tests.benchmarks.planner_world import FakeDrafter, World
-from verifier_service.engine.ports import Draft, RoundOutcome, SequenceView, SourceInfo
+from verifier_service.engine.ports import (
+    Draft,
+    RoundOutcome,
+    SequenceView,
+    SourceInfo,
+    SourcePlan,
+)
 from verifier_service.planning.costs import VerifyCosts, VerifyTable, default_table
 from verifier_service.planning.planner import AdaptivePlanner
 from verifier_service.planning.settings import PlannerSettings
@@ -165,14 +171,42 @@ def test_prompts_are_not_drafted_for():
     view = SequenceView(
         1, "r", [1] * 20, 0, SamplingParams(), Speculation(), remaining=50, decoding=False
     )
-    assert _planner().plan([view], [LOOKUP])[0] == [()]
+    plans, deadline_s = _planner().plan([view], [LOOKUP, TREE])
+    assert plans == [(SourcePlan("lookup", Plan()),)]
+    assert deadline_s == 0.0
+
+
+def test_a_source_is_fed_before_it_is_asked():
+    planner = _planner()
+    view = _view(SpeculationMode.AUTO)
+    kinds = [planner.plan([view], [TREE])[0][0][0].plan.kind for _ in range(3)]
+    assert kinds[0] is PlanKind.NONE
+    assert kinds[-1] is not PlanKind.NONE
+
+
+def test_a_source_that_is_not_used_is_hardly_fed():
+    hostile = FakeDrafter("hostile", lambda step: 0.0, 0.008, 0.0015, spread=0.0)
+    world = World(_planner(), [hostile], concurrency=8)
+    world.run(600)
+    late = world.run(400)
+    assert late.fed.get("hostile", 0) < 0.01 * 8 * late.steps
+
+
+def test_a_source_in_use_is_fed_with_prompts():
+    world = World(planner := _planner(), [_slow_and_good()])
+    world.run(300)
+    prompt = SequenceView(
+        10**6, "r", [1] * 500, 256, SamplingParams(), Speculation(), remaining=50, decoding=False
+    )
+    plans, _ = planner.plan([prompt], [_slow_and_good().info()])
+    assert plans == [(SourcePlan("good", Plan()),)]
 
 
 def test_the_wait_is_never_above_what_the_bank_can_pay():
     slow = SourceInfo("slow", TREE.capabilities, False, 0.020, 5.0)
     planner = AdaptivePlanner(VerifyCosts(default_table()), PlannerSettings(grant_steps=1.0))
-    _, deadline_s = planner.plan([_view(SpeculationMode.AUTO)], [slow])
-    assert 0.0 < deadline_s <= 1.05 * 0.030 + 1e-9
+    waits = [planner.plan([_view(SpeculationMode.AUTO)], [slow])[1] for _ in range(4)]
+    assert 0.0 < max(waits) <= 1.05 * 0.030 + 1e-9
 
 
 def test_a_request_that_left_leaves_nothing_behind():
