@@ -177,6 +177,12 @@ class RouterSection(Section):
 
     period_s: float = Field(default=2.0, ge=0.1, le=60, description="Time between two looks.")
     timeout_s: float = Field(default=5.0, gt=0, le=60, description="How long one look may take.")
+    silence_s: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="A verifier that neither gives tokens nor makes steps for so long is lost.",
+    )
 
 
 class HttpSection(Section):

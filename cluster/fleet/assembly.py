@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from verifier_service.engine.draft_form import TargetEnd
     from verifier_service.engine.drafting import DraftExchange
     from verifier_service.engine.service import EngineService
+    from verifier_service.planning.planner import AdaptivePlanner
     from verifier_service.step import TapSpec, Target
 
 
@@ -40,6 +41,7 @@ class VerifierParts:
 
     service: "EngineService"
     exchange: "DraftExchange"
+    planner: "AdaptivePlanner"
 
 
 def describe_entry(
@@ -113,7 +115,8 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     _add_local(exchange, config, target_dir)
     planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
-    return VerifierParts(EngineService(Engine(target, exchange, planner, sizes, rows)), exchange)
+    service = EngineService(Engine(target, exchange, planner, sizes, rows))
+    return VerifierParts(service, exchange, planner)
 
 
 def settle_variants(

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from cluster.fleet.messages import VerifierReport
+from cluster.fleet.messages import StreamItem, VerifierReport
 from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
 from cluster.http.ingress import Served
@@ -27,20 +27,34 @@ MAX_FAILOVERS: Final = 2
 
 
 class VerifierLost(PeerUnavailable):
-    """The verifier died, or its engine did, before the request was finished."""
+    """The verifier died, or its engine did or hangs, before the request was finished."""
+
+
+class VerifierSilent(VerifierLost):
+    """No tokens and no sign of life for the time a verifier is given."""
 
 
 class HandleBackend:
     """Generates through a verifier deployment's handle. Used on one event loop."""
 
-    def __init__(self, verifier: Any, period_s: float, timeout_s: float) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        verifier: Any,  # noqa: ANN401
+        period_s: float,
+        timeout_s: float,
+        silence_s: float = 30.0,
+    ) -> None:
+        """period_s: between two looks, each of timeout_s. silence_s: without a run and without a
+        sign of life for so long, a verifier is lost."""
         self._verifier = verifier
         self._generate = verifier.options(method_name="generate", stream=True)
         self._period_s = period_s
         self._timeout_s = timeout_s
+        self._silence_s = silence_s
         self._reports: tuple[VerifierReport, ...] = ()
         self._router = Router()
         self._num_silent = 0
+        self._heard = False
         self._num_failovers = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -83,8 +97,8 @@ class HandleBackend:
                     async for run in runs:
                         yield progress.take(run)
                 return
-            except VerifierLost:
-                if len(self._reports) < 2:
+            except VerifierLost as error:
+                if not await self._has_another(error):
                     raise
                 self._num_failovers += 1
                 logger.warning("%s: goes on at another verifier", request.request_id)
@@ -97,10 +111,12 @@ class HandleBackend:
         response = self._generate.remote(request)
         finished = False
         try:
-            async for item in response:
+            while (item := await self._next_item(response, request.request_id)) is not None:
                 if isinstance(item, OutriderError):
                     finished = True
                     raise item
+                if not item.ids and item.finish_reason is None:
+                    continue
                 finished = item.finish_reason is not None
                 if item.finish_reason is FinishReason.ERROR:
                     raise VerifierLost(item.error or "the verifier failed")
@@ -115,6 +131,31 @@ class HandleBackend:
             # Synchronous on purpose: a cancelled task may not await here.
             if not finished:
                 response.cancel()
+
+    async def _next_item(
+        self,
+        response: Any,  # noqa: ANN401
+        request_id: str,
+    ) -> StreamItem | None:
+        """The next item, signs of life included; None at the end. Raises: VerifierSilent."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                item: StreamItem = await anext(response)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError as error:
+            logger.warning("%s: a verifier is silent", request_id)
+            silent = f"a verifier gave no sign of life for {self._silence_s:g} s; try again"
+            raise VerifierSilent(silent) from error
+        self._heard = True
+        return item
+
+    async def _has_another(self, error: VerifierLost) -> bool:
+        """Whether the request can go on elsewhere. A silent verifier may have been dropped from
+        the reports already; one that died stands in them still."""
+        if isinstance(error, VerifierSilent):
+            return bool(await self._look()) or len(self._reports) > 1
+        return len(self._reports) > 1
 
     async def statistics(self) -> Mapping[str, object]:
         """Sums over verifier replicas of what they report, and the replicas there are."""
@@ -134,9 +175,9 @@ class HandleBackend:
             await asyncio.sleep(self._period_s)
             await self._look()
 
-    async def _look(self) -> None:
-        """One look. Silence must last for several looks before it counts: a machine under load
-        must not look like a dead one."""
+    async def _look(self) -> tuple[VerifierReport, ...]:
+        """One look: who answers now. For new requests silence must last for several looks before
+        it counts: a machine under load must not look like a dead one."""
         try:
             results = await self._verifier.broadcast("describe").results_async(
                 timeout_s=self._timeout_s, return_exceptions=True
@@ -144,11 +185,17 @@ class HandleBackend:
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("verifiers do not answer: %s", type(error).__name__)
             results = []
-        reports = tuple(r for r in results if isinstance(r, VerifierReport))
-        self._num_silent = 0 if reports else self._num_silent + 1
+        reports = tuple(
+            r for r in results if isinstance(r, VerifierReport) and r.silent_s < self._silence_s
+        )
+        # One replica that hangs spoils the whole broadcast; the runs of others speak for them.
+        is_silent = not reports and not self._heard
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        self._heard = False
         if reports or self._num_silent >= SILENT_LOOKS:
             self._reports = reports
             self._router.learn(reports)
+        return reports
 
 
 def _gives_q(report: VerifierReport, name: str) -> bool:

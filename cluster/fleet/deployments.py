@@ -8,7 +8,6 @@ never here.
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
@@ -37,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 STUCK_S: Final = 60.0
 """With work present and no step for so long, the engine counts as stuck."""
+_BEATS: Final = 4
+"""Signs of life that a waiting ingress gets before it would give a verifier up."""
 
 
 @serve.ingress()
@@ -50,7 +51,8 @@ class IngressDeployment:
     ) -> None:
         join_serve_logs()
         http = config.http
-        self._backend = HandleBackend(verifier, config.router.period_s, config.router.timeout_s)
+        router = config.router
+        self._backend = HandleBackend(verifier, router.period_s, router.timeout_s, router.silence_s)
         settings = FrontSettings(
             models=tuple(config.models),
             keys=load_keys(http.api_keys_env, http.api_keys_file),
@@ -78,18 +80,20 @@ class VerifierDeployment:
     ) -> None:
         join_serve_logs()
         parts = await in_passing_thread(build_verifier, config, token)
-        self._service, self._exchange = parts.service, parts.exchange
+        self._service, self._exchange, self._planner = parts.service, parts.exchange, parts.planner
         self._names = [NGRAM, *(e.name for e in config.drafters)]
         self._local = {NGRAM, *(e.name for e in config.drafters if e.colocated)}
         self._service.start()
         router = config.router
+        self._beat_s = router.silence_s / _BEATS
         self._directory = Directory(drafters, self._exchange, router.period_s, router.timeout_s)
         await self._directory.start()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamItem, None]:
-        """Runs of one request, one per step; an error is the last item, as a value."""
+        """Runs of one request, one per step, and runs without tokens while it waits; an error is
+        the last item, as a value."""
         try:
-            async with aclosing(self._service.generate(request)) as runs:
+            async with aclosing(self._service.generate(request, self._beat_s)) as runs:
                 async for run in runs:
                     yield run
         except OutriderError as error:
@@ -112,7 +116,8 @@ class VerifierDeployment:
                 SourceReport(name, len(reports.get(name, ())), name in self._local, name in with_q)
                 for name in self._names
             ),
-            statistics=statistics_of(stats, self._exchange.counts()),
+            statistics=statistics_of(stats, self._exchange.counts(), self._planner.counts),
+            silent_s=self._service.silent_s,
         )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -124,9 +129,8 @@ class VerifierDeployment:
         """Raises when the engine is dead, or has work and does not step."""
         if self._service.failure is not None:
             raise PeerUnavailable(self._service.failure)
-        stats = self._service.stats()
-        silent_s = time.monotonic() - stats.last_step_s
-        if stats.num_running + stats.num_waiting > 0 and silent_s > STUCK_S:
+        silent_s = self._service.silent_s
+        if silent_s > STUCK_S:
             raise PeerUnavailable(f"the engine has made no step for {silent_s:.0f} s")
 
     async def __del__(self) -> None:

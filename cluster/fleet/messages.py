@@ -23,7 +23,10 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifierReport:
-    """One verifier replica. `statistics` holds counts and sums, nested by name."""
+    """One verifier replica. `statistics` holds counts and sums, nested by name.
+
+    silent_s: how long it has made no step with work present.
+    """
 
     replica_id: str
     pid: int
@@ -33,6 +36,7 @@ class VerifierReport:
     invariant: bool
     sources: tuple[SourceReport, ...]
     statistics: Mapping[str, object] = field(default_factory=dict)
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -72,9 +73,20 @@ class EngineService:
         """Raise InvalidRequest or ContextTooLong unless the request can be served."""
         self._engine.check(request)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has made no step with work present; 0 without work."""
+        stats = self.stats()
+        has_work = stats.num_running + stats.num_waiting > 0
+        return time.monotonic() - stats.last_step_s if has_work else 0.0
+
+    async def generate(
+        self, request: GenerationRequest, beat_s: float | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
         """Token runs of a request, the last with finish_reason and counts.
 
+        beat_s: give a run without tokens so often, as long as the engine steps. Who waits can then
+        tell a full engine from one that hangs.
         Raises InvalidRequest, ContextTooLong or Overloaded before the first run. Leaving the
         iteration early (break, cancellation) cancels the request within a step.
         """
@@ -86,7 +98,18 @@ class EngineService:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(runs.put_nowait, run)
 
+        beat: asyncio.TimerHandle | None = None
+
+        def beat_again() -> None:
+            nonlocal beat
+            assert beat_s is not None
+            if self.silent_s < beat_s:
+                runs.put_nowait(TokenRun(request.request_id, ()))
+            beat = loop.call_later(beat_s, beat_again)
+
         key = self._engine.submit(request, emit)
+        if beat_s is not None:
+            beat = loop.call_later(beat_s, beat_again)
         is_finished = False
         try:
             while not is_finished:
@@ -94,6 +117,8 @@ class EngineService:
                 is_finished = run.finish_reason is not None
                 yield run
         finally:
+            if beat is not None:
+                beat.cancel()
             if not is_finished:
                 self._engine.cancel(key)
 

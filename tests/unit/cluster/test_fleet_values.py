@@ -16,6 +16,7 @@ from protos.generation import GenerationRequest, RunCounts, Speculation, Specula
 from protos.params import SamplingParams
 from verifier_service.engine.draft_counts import DraftCounts
 from verifier_service.engine.stats import EngineStats
+from verifier_service.planning.ledger import PlannerCounts
 
 SOURCES = (SourceReport("ngram", 0, True), SourceReport("eagle3", 1, False))
 
@@ -110,3 +111,14 @@ def test_token_is_fresh_configured_or_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("A_TOKEN")
     with pytest.raises(ConfigError):
         wire_token(named)
+
+
+def test_the_planners_sums_and_choices_are_metrics() -> None:
+    counts = PlannerCounts(num_steps=9, num_probes=2, predicted_s=0.5)
+    counts.chosen.update({"ngram chain 8": 7})
+    nested = statistics_of(EngineStats(), {}, counts)
+    lines = render(flatten("outrider", {"verifier": sum_nested([nested, nested])})).splitlines()
+    assert "outrider_verifier_planner_num_steps_total 18" in lines
+    assert "outrider_verifier_planner_num_probes_total 4" in lines
+    assert "outrider_verifier_planner_predicted_s_total 1" in lines
+    assert 'outrider_verifier_planner_chosen_total{plan="ngram chain 8"} 14' in lines

@@ -1,0 +1,169 @@
+"""A verifier that hangs is given up within a set time, and another one goes on with the request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+
+from cluster.fleet.backend import SILENT_LOOKS, HandleBackend, VerifierSilent
+from cluster.fleet.messages import SourceReport, StreamItem, VerifierReport
+from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.params import SamplingParams
+
+SILENCE_S = 0.05
+ASKED = GenerationRequest("r", (1, 2), SamplingParams(max_tokens=8))
+
+
+def report(name: str, silent_s: float = 0.0) -> VerifierReport:
+    sources = (SourceReport("ngram", 0, True),)
+    return VerifierReport(name, 1, 64, 100, "f", True, sources, {}, silent_s)
+
+
+Verifier = Callable[[GenerationRequest], AsyncIterator[StreamItem]]
+
+
+class Response:
+    """One call of a verifier's `generate`."""
+
+    def __init__(self, items: AsyncIterator[StreamItem]) -> None:
+        self._items = items
+        self.is_cancelled = False
+
+    async def __anext__(self) -> StreamItem:
+        return await anext(self._items)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """A handle whose calls go to these verifiers, one after the other."""
+
+    def __init__(self, verifiers: list[Verifier], reports: list[VerifierReport]) -> None:
+        self._verifiers = verifiers
+        self.reports = reports
+        self.is_spoilt = False
+        self.responses: list[Response] = []
+        self.asked: list[GenerationRequest] = []
+
+    def options(self, **_options: object) -> "Handle":
+        return self
+
+    def remote(self, request: GenerationRequest) -> Response:
+        self.asked.append(request)
+        self.responses.append(Response(self._verifiers.pop(0)(request)))
+        return self.responses[-1]
+
+    def broadcast(self, _method: str) -> "Handle":
+        return self
+
+    async def results_async(self, **_options: object) -> list[VerifierReport]:
+        if self.is_spoilt:
+            raise TimeoutError
+        return self.reports
+
+
+async def hangs_after_two(request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    yield TokenRun(request.request_id, (5,))
+    yield TokenRun(request.request_id, (6,))
+    await asyncio.Event().wait()
+
+
+async def goes_on(request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    last = 5 + len(request.output_ids)
+    yield TokenRun(request.request_id, (last,))
+    yield TokenRun(request.request_id, (last + 1,), finish_reason=FinishReason.LENGTH)
+
+
+async def talks(request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    while True:
+        yield TokenRun(request.request_id, (1,))
+
+
+async def waits_long(request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    """Longer than SILENCE_S, with signs of life."""
+    for _ in range(12):
+        await asyncio.sleep(SILENCE_S / 4)
+        yield TokenRun(request.request_id, ())
+    async for item in goes_on(request):
+        yield item
+
+
+def runs_of(handle: Handle) -> list[TokenRun]:
+    async def collect() -> list[TokenRun]:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        try:
+            async with aclosing(backend.generate(ASKED)) as runs:
+                return [run async for run in runs]
+        finally:
+            await backend.close()
+
+    return asyncio.run(collect())
+
+
+def test_another_verifier_goes_on_after_the_tokens_of_one_that_hangs():
+    handle = Handle([hangs_after_two, goes_on], [report("a"), report("b")])
+    runs = runs_of(handle)
+    assert [token for run in runs for token in run.ids] == [5, 6, 7, 8]
+    assert [bool(run.finish_reason) for run in runs] == [False, False, False, True]
+    assert handle.responses[0].is_cancelled
+    assert handle.asked[1].output_ids == (5, 6)
+
+
+def test_a_verifier_that_hangs_alone_is_an_error_that_may_be_tried_again():
+    handle = Handle([hangs_after_two], [report("a")])
+
+    async def lost() -> None:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        # By the time it is missed, it says that it makes no steps.
+        handle.reports = [report("a", silent_s=2 * SILENCE_S)]
+        try:
+            async with aclosing(backend.generate(ASKED)) as runs:
+                async for _ in runs:
+                    pass
+        finally:
+            await backend.close()
+
+    with pytest.raises(VerifierSilent, match=r"no sign of life for 0\.05 s; try again"):
+        asyncio.run(lost())
+    assert handle.responses[0].is_cancelled
+
+
+def test_waiting_with_signs_of_life_is_no_silence_and_gives_no_empty_runs():
+    runs = runs_of(Handle([waits_long], [report("a")]))
+    assert [run.ids for run in runs] == [(5,), (6,)]
+
+
+def test_verifiers_that_make_no_steps_are_not_counted_on():
+    handle = Handle([], [report("a", silent_s=1.0), report("b")])
+
+    async def count() -> object:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        await backend.close()
+        return (await backend.statistics())["verifier_replicas"]
+
+    assert asyncio.run(count()) == 1
+
+
+def test_runs_of_one_verifier_speak_for_it_while_another_spoils_every_look():
+    async def served() -> list[int]:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        handle.is_spoilt = True
+        counts = []
+        async with aclosing(backend.generate(ASKED)) as runs:
+            await anext(runs)
+            for _ in range(SILENT_LOOKS):
+                await anext(runs)
+                counts.append((await backend.statistics())["verifier_replicas"])
+        for _ in range(SILENT_LOOKS):
+            counts.append((await backend.statistics())["verifier_replicas"])
+        await backend.close()
+        return counts
+
+    handle = Handle([talks], [report("a"), report("b")])
+    assert asyncio.run(served()) == [2] * (2 * SILENT_LOOKS - 1) + [0]
