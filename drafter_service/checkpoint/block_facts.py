@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drafter_service.checkpoint.description import Json
-from drafter_service.checkpoint.eagle3_formats import read_rope
+from drafter_service.checkpoint.rope_config import read_rope
 from drafter_service.checkpoint.safetensors_header import TensorInfo
 from drafter_service.dflash.config import (
     BlockConfig,
