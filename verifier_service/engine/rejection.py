@@ -24,9 +24,12 @@ MIN_WAIT_S: Final = 0.25
 
 
 def chain_plans(view: SequenceView, sources: Sequence[SourceInfo]) -> tuple[SourcePlan, ...]:
-    """A chain from the first source that gives q, of those that the request allows; or nothing."""
+    """A chain from the first source that gives q, of those that the request allows; or nothing.
+
+    For a request still in its prompt too: the source is fed.
+    """
     speculation = view.speculation
-    if not view.decoding or speculation.mode is SpeculationMode.OFF:
+    if speculation.mode is SpeculationMode.OFF:
         return ()
     for info in sources:
         if not info.capabilities.gives_q:
