@@ -34,6 +34,7 @@ from drafter_service.service import Job, MakeRoom, Outcome
 from drafter_service.tree_builder import Grower
 from protos.exchange import DraftStatus, Plan, PlanKind
 from protos.features import FeatureForm, FeatureRows
+from protos.sparse import SparseQ
 
 MAX_MISSING = 8
 """Trailing rows that a draft does without: more than one round rarely leaves under way."""
@@ -65,6 +66,7 @@ class _Draft:
     start: int
     grower: Grower
     first: int = 0
+    q: list[SparseQ] = field(default_factory=list)
 
     @property
     def base_len(self) -> int:
@@ -236,6 +238,7 @@ class Batcher:
             first = rows.stop
             if ranked.finite[rows].all():
                 draft.grower.grow(ranked.ids[rows], ranked.scores[rows])
+                draft.q.extend(q for q in ranked.q[rows] if q is not None)
             else:
                 outcomes[draft.place] = _refused("the head's logits are not finite")
 
@@ -283,6 +286,7 @@ class Batcher:
                 ids, scores = ranked.ids[[row] * num_nodes], ranked.scores[[row] * num_nodes]
                 draft.grower.grow(ids, scores)
                 num_nodes = len(draft.grower.frontier_tokens)
+            draft.q.extend(q for q in ranked.q[rows.start : rows.stop] if q is not None)
         _finish(drafts, outcomes)
 
     def _fill_masked(self, drafts: Sequence[_Draft], mask: Mask) -> Tensor:
@@ -351,7 +355,8 @@ def _finish(drafts: Sequence[_Draft], outcomes: dict[int, Outcome]) -> None:
     for draft in drafts:
         if draft.place not in outcomes:
             tree, ranked_ids = draft.grower.finish()
-            outcomes[draft.place] = Outcome(tree=tree, ranked_ids=ranked_ids)
+            q = tuple(draft.q[: tree.num_nodes])
+            outcomes[draft.place] = Outcome(tree=tree, ranked_ids=ranked_ids, q=q)
 
 
 def _num_missing(session: HeadSession) -> int:

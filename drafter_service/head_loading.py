@@ -106,6 +106,7 @@ def head_capabilities(
         max_depth=limits.max_depth,
         max_width=limits.max_width,
         max_nodes=limits.max_nodes,
+        gives_q=True,
     )
 
 

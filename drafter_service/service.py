@@ -199,7 +199,7 @@ def plan_problem(plan: Plan, capabilities: Capabilities, params: SamplingParams)
     if params.uses_rejection and not capabilities.gives_q:
         return "acceptance: rejection needs a drafter that gives q"
     is_tree = plan.kind is PlanKind.TREE or (plan.kind is PlanKind.BLOCK and plan.nodes > 0)
-    if params.uses_rejection and is_tree:
+    if params.uses_rejection and (is_tree or plan.kind is PlanKind.STATIC):
         return "acceptance: rejection is drafted for by chains, not trees"
     if plan.kind not in capabilities.plan_kinds:
         return f"plans drafted here: {', '.join(capabilities.plan_kinds)}; not {plan.kind}"
