@@ -15,7 +15,13 @@ from cluster.http.limits import Limits
 from drafter_service.config import DrafterLimits, DrafterSettings
 from drafter_service.kinds import check_kind
 from protos.errors import ConfigError
-from verifier_service.config import DEVICE_MEANS, EMBEDDED, Device, EngineSection
+from verifier_service.config import (
+    DEVICE_MEANS,
+    EMBEDDED,
+    Device,
+    EngineSection,
+    TlsSection,
+)
 
 NGRAM = "ngram"
 _RESERVED = ("auto", "off")
@@ -220,6 +226,9 @@ class SecuritySection(Section):
         default=None,
         max_length=128,
         description="Variable with the bearer token; null: a new one for every start.",
+    )
+    tls: TlsSection | None = Field(
+        default=None, description="Mutual TLS besides; the files are there on every node."
     )
     insecure: bool = Field(default=False, description="No token at all. For experiments.")
 

@@ -18,7 +18,7 @@ from drafter_service.build import build_drafter
 from drafter_service.config import DrafterServerSettings, load_settings, parse_settings
 from drafter_service.process import prepare_process
 from drafter_service.server import DrafterServer
-from protos.channel import Security
+from protos.channel import Security, TlsFiles
 from protos.errors import ConfigError, OutriderError
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,7 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
     host, port = split_address(settings.listen)
     prepare_process(settings)
     drafter = build_drafter(settings)
-    security = Security(settings.token, insecure=settings.insecure)
-    server = DrafterServer(drafter, security, host, port, settings.limits.max_works)
+    server = DrafterServer(drafter, security_of(settings), host, port, settings.limits.max_works)
     bound = await server.start()
     address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
     stopped = asyncio.Event()
@@ -64,6 +63,13 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
     await stopped.wait()
     await server.stop(settings.drain_s)
     logger.info("stopped: %s", server.metrics())
+
+
+def security_of(settings: DrafterServerSettings) -> Security:
+    """Towards callers."""
+    tls = settings.tls
+    files = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key)
+    return Security(settings.token, files, settings.insecure)
 
 
 def split_address(address: str) -> tuple[str, int]:

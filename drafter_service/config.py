@@ -75,6 +75,14 @@ class DrafterSettings(_Section):
         return self.name or self.kind
 
 
+class TlsSection(_Section):
+    """PEM files for mutual TLS."""
+
+    authority: Path = Field(description="Certificate authority that both sides trust.")
+    certificate: Path = Field(description="This drafter's certificate.")
+    key: Path = Field(description="Its private key.")
+
+
 class DrafterServerSettings(DrafterSettings):
     """A drafter behind a gRPC server of its own."""
 
@@ -82,8 +90,9 @@ class DrafterServerSettings(DrafterSettings):
         default="127.0.0.1:0", max_length=255, description="host:port; port 0 takes a free one."
     )
     token: str = Field(default="", max_length=512, description="Bearer token asked of callers.")
+    tls: TlsSection | None = Field(default=None, description="Mutual TLS.")
     insecure: bool = Field(
-        default=False, description="Allow listening beyond loopback without a token."
+        default=False, description="Allow listening beyond loopback with neither token nor TLS."
     )
     drain_s: float = Field(
         default=10.0, ge=0, le=600, description="How long a stopping server waits for sessions."

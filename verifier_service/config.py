@@ -48,7 +48,7 @@ class TlsSection(_Section):
     """PEM files for mutual TLS, used towards callers and drafters alike."""
 
     authority: Path = Field(description="Certificate authority that both sides trust.")
-    certificate: Path = Field(description="This verifier's certificate.")
+    certificate: Path = Field(description="This side's certificate.")
     key: Path = Field(description="Its private key.")
     server_name: str = Field(
         default="", max_length=255, description="Name in a drafter's certificate, if not its host."

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config import NGRAM, ClusterConfig, DrafterEntry
+from cluster.config import NGRAM, ClusterConfig, DrafterEntry, SecuritySection
 from cluster.fleet.pairs import (
     Reading,
     best_reading,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from drafter_service.drafter import Drafter
     from drafter_service.kinds import Description
     from drafter_service.server import DrafterServer
+    from protos.channel import Security
     from verifier_service.engine.draft_form import TargetEnd
     from verifier_service.engine.drafting import DraftExchange
     from verifier_service.engine.service import EngineService
@@ -78,7 +79,6 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     Raises: CheckpointError, ConfigError, IncompatiblePair.
     """
-    from protos.channel import Security
     from verifier_service.build import engine_settings, pair_book
     from verifier_service.device import resolve_device
     from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
@@ -111,7 +111,8 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     rows = PagedRows(target)
     end = _target_end(target, taps)
     exam = pair_book(target, end, target_dir, section.engine.min_agreement)
-    exchange = DraftExchange(end, rows, ExchangeSettings(security=Security(token=token)), exam)
+    security = security_of(config.security, token)
+    exchange = DraftExchange(end, rows, ExchangeSettings(security=security), exam)
     _add_local(exchange, config, target_dir)
     planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
@@ -189,14 +190,23 @@ def build_drafter_server(
     from drafter_service.build import build_drafter
     from drafter_service.process import prepare_process
     from drafter_service.server import DrafterServer
-    from protos.channel import Security
 
     target_dir = resolve_target(config.verifier.target)
     settings = drafter_settings(entry, target_dir)
     prepare_process(settings)
     drafter = build_drafter(settings, target_dir)
-    security = Security(token=token, insecure=config.security.insecure)
+    security = security_of(config.security, token)
     return DrafterServer(drafter, security, host, 0, settings.limits.max_works)
+
+
+def security_of(section: SecuritySection, token: str) -> "Security":
+    """Between verifiers and drafters, both sides of it."""
+    from protos.channel import Security, TlsFiles
+
+    tls, files = section.tls, None
+    if tls is not None:
+        files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    return Security(token, files, section.insecure)
 
 
 def drafter_settings(entry: DrafterEntry, target_dir: Path) -> DrafterSettings:

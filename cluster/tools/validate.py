@@ -86,6 +86,9 @@ def disk_faults(config: ClusterConfig) -> list[str]:
             describe_entry(entry, num_layers)
         except OutriderError as error:
             faults.append(f"drafters.{number}.checkpoint: {error}")
+    for name, file in (config.security.tls.model_dump() if config.security.tls else {}).items():
+        if isinstance(file, Path) and not file.is_file():
+            faults.append(f"security.tls.{name}: no such file")
     if config.http.api_keys_file and not Path(config.http.api_keys_file).is_file():
         faults.append("http.api_keys_file: no such file")
     return faults

@@ -1,8 +1,6 @@
 """Channels: what is refused without token, TLS or on purpose, and errors both ways."""
 
 import asyncio
-import datetime
-import ipaddress
 
 import grpc
 import pytest
@@ -26,6 +24,7 @@ from protos.channel import (
 from protos.channel_errors import abort, error_from_rpc, status_of
 from protos.describe_codec import encode_describe_request, encode_description
 from protos.exchange import Capabilities, DrafterLoad, PlanKind
+from tests.certificates import Authority
 
 OPEN = Security()
 
@@ -186,44 +185,9 @@ def test_an_unforeseen_error_says_nothing():
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
-    """An authority, and files of one peer that it signed and of one that it did not."""
+    """Files of a peer that our authority signed, and of one that another one did."""
     folder = tmp_path_factory.mktemp("tls")
-    return {name: write_peer(folder / name) for name in ("ours", "strangers")}
-
-
-def write_peer(folder):
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    folder.mkdir()
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certify(name, key, issuer, issuer_key, is_authority):
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .sign(issuer_key, hashes.SHA256())
-        )
-
-    root_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    encoding = serialization.Encoding.PEM
-    root = certify("root", root_key, "root", root_key, is_authority=True)
-    leaf = certify("peer", key, "root", root_key, is_authority=False)
-    (folder / "ca.pem").write_bytes(root.public_bytes(encoding))
-    (folder / "cert.pem").write_bytes(leaf.public_bytes(encoding))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    return {name: Authority(folder / name).peer("peer") for name in ("ours", "strangers")}
 
 
 def test_mutual_tls_serves_its_own(tls):

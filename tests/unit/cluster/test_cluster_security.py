@@ -1,0 +1,45 @@
+"""What the `security` section says reaches both ends of the wire."""
+
+import pytest
+
+from cluster.config import parse_config
+from cluster.fleet.assembly import security_of
+from cluster.tools.validate import disk_faults
+from drafter_service.__main__ import security_of as drafter_security_of
+from drafter_service.config import parse_settings
+from protos.channel import TlsFiles
+from protos.errors import ConfigError
+
+FILES = {"authority": "ca.pem", "certificate": "own.pem", "key": "own.key"}
+
+
+def test_tls_files_reach_the_wire_beside_the_token():
+    config = parse_config({"security": {"tls": {**FILES, "server_name": "house"}}})
+    security = security_of(config.security, "hush")
+    tls = config.security.tls
+    assert tls is not None
+    assert security.token == "hush"
+    assert security.tls == TlsFiles(tls.authority, tls.certificate, tls.key, "house")
+    assert security_of(parse_config({}).security, "hush").tls is None
+
+
+def test_files_that_are_not_there_are_named_by_validate(tmp_path):
+    key = tmp_path / "own.key"
+    key.touch()
+    faults = disk_faults(parse_config({"security": {"tls": {**FILES, "key": str(key)}}}))
+    assert faults == [
+        "security.tls.authority: no such file",
+        "security.tls.certificate: no such file",
+    ]
+
+
+def test_tls_needs_all_three_files():
+    with pytest.raises(ConfigError, match=r"security\.tls\.key"):
+        parse_config({"security": {"tls": {"authority": "a", "certificate": "b"}}})
+
+
+def test_a_drafter_on_its_own_takes_tls_from_its_file():
+    security = drafter_security_of(parse_settings({"kind": "ngram", "token": "t", "tls": FILES}))
+    assert security.tls is not None
+    assert str(security.tls.key) == "own.key"
+    assert drafter_security_of(parse_settings({"kind": "ngram"})).tls is None
