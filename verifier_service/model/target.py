@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from protos.errors import ConfigError
 from protos.features import DType
 from verifier_service.device import ship
 from verifier_service.model.decoder import Decoder, StepContext
@@ -56,17 +57,29 @@ class TransformersTarget:
         self._thread: int | None = None
 
     def allocate(self, num_slots: int) -> None:
-        """Create the pool of `num_slots` slots, slot 0 included."""
+        """Create the pool of `num_slots` slots, slot 0 included.
+
+        Raises ConfigError when there is no memory for it.
+        """
         heads, head_dim = self._kv_heads
-        self._pool = Pool(
-            self.facts.num_layers,
-            num_slots,
-            heads,
-            head_dim,
-            self.dtype,
-            self._taps.widths,
-            self._device,
-        )
+        self._pool = None
+        try:
+            self._pool = Pool(
+                self.facts.num_layers,
+                num_slots,
+                heads,
+                head_dim,
+                self.dtype,
+                self._taps.widths,
+                self._device,
+            )
+        except RuntimeError as error:
+            # What torch's allocators raise, of the CPU and of GPUs.
+            needed = num_slots * self.facts.bytes_per_slot / 2**20
+            raise ConfigError(
+                f"no memory on {self._device} for {num_slots} token places of KV: "
+                f"{needed:.0f} MiB at {self.facts.bytes_per_slot} bytes each"
+            ) from error
 
     def free(self) -> None:
         """Drop the pool."""

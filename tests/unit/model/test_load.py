@@ -133,3 +133,9 @@ def test_pickled_weights_are_refused(copy):
 def test_a_directory_without_config_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_target(tmp_path, torch.float32)
+
+
+def test_a_pool_that_no_memory_holds_is_refused_with_its_size(tiny_dirs):
+    target = load_target(tiny_dirs["llama"], torch.float32)
+    with pytest.raises(ConfigError, match=r"1099511627776 token places of KV: 805306368 MiB"):
+        target.allocate(2**40)
