@@ -17,6 +17,7 @@ DISPATCH = {
     ("data",): "verifier_service.data:main",
     ("manifest",): "cluster.tools.manifest:main",
     ("check",): "cluster.tools.check:main",
+    ("conformance",): "protos.conformance.cli:main",
     ("convert",): "drafter_service.checkpoint.convert.cli:main",
     ("train", "eagle3"): "drafter_service.training.cli:main",
     ("bench", "engine"): "verifier_service.bench:main",

@@ -21,6 +21,7 @@ _GRPC_EDGE = (
     *GENERATED,
     "protos/*codec*.py",
     "protos/channel*.py",
+    "protos/conformance/link.py",
     "verifier_service/server.py",
     "verifier_service/engine/remote_*.py",
     "drafter_service/server.py",
@@ -32,6 +33,7 @@ _CLI = ("cluster/tools/cli.py", "cluster/tools/cli/*")
 _COMMANDS = (
     *_CLI,
     "*_service/*/cli.py",
+    "protos/conformance/cli.py",
     "cluster/tools/serving.py",
     "cluster/tools/chat.py",
     "cluster/tools/validate.py",

@@ -1,0 +1,1 @@
+"""PROTOCOL.md as a runnable suite against any drafter server; needs `protos` and nothing else."""
