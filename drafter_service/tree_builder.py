@@ -161,15 +161,3 @@ def round_scores(scores: Sequence[float] | npt.NDArray[Any]) -> tuple[float, ...
     """Scores as they survive the wire (float16), so that both forms of a drafter agree."""
     clipped = np.clip(np.asarray(scores, np.float64), _LOWEST, 0.0)
     return tuple(clipped.astype(np.float16).astype(np.float64).tolist())
-
-
-def ranked_along_best(tree: CandidateTree) -> tuple[tuple[int, ...], ...]:
-    """Per depth, the children of the best path's node, best first."""
-    children = tree.children()
-    node = 0
-    ranked: list[tuple[int, ...]] = []
-    while children[node]:
-        best = sorted(children[node].items(), key=lambda item: (-tree.scores[item[1] - 1], item[1]))
-        ranked.append(tuple(token for token, _ in best[:NUM_RANKED]))
-        node = best[0][1]
-    return tuple(ranked)

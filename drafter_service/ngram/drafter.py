@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from drafter_service.ngram.index import NgramIndex, draft_chain, draft_tree
+from drafter_service.ngram.index import NgramIndex, draft_chain, draft_tree, ranked_along
 from drafter_service.service import Job, MakeRoom, Outcome
 from drafter_service.session import Session
-from drafter_service.tree_builder import ranked_along_best
 from protos.exchange import Plan, PlanKind, SessionOpen
 from protos.tree import CandidateTree
 
@@ -34,6 +33,11 @@ class NgramSession(Session):
             return draft_tree(self.index, self.tokens, plan.depth, plan.width, plan.nodes)
         return draft_chain(self.index, self.tokens, plan.depth)
 
+    def ranked(self, tree: CandidateTree) -> tuple[tuple[int, ...], ...]:
+        """What else could have stood along the draft's best path."""
+        path = [tree.tokens[node - 1] for node in tree.best_path()]
+        return ranked_along(self.index, self.tokens, path)
+
 
 class Ngram:
     """Chains and trees by prompt look-up."""
@@ -53,5 +57,5 @@ class Ngram:
                 outcomes.append(Outcome())
                 continue
             tree = job.session.draft(job.plan)
-            outcomes.append(Outcome(tree=tree, ranked_ids=ranked_along_best(tree)))
+            outcomes.append(Outcome(tree=tree, ranked_ids=job.session.ranked(tree)))
         return outcomes

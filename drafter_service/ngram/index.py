@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from drafter_service.tree_builder import round_scores
+from drafter_service.tree_builder import NUM_RANKED, round_scores
 from protos.tree import CandidateTree
 
 LONGEST: Final = 3
@@ -129,6 +129,23 @@ def draft_tree(
                 scores[node - 1] = max(scores[node - 1], score)
     tree = CandidateTree(tuple(token for _, token in nodes), tuple(parents), tuple(scores))
     return tree.best(num_nodes)
+
+
+def ranked_along(
+    index: NgramIndex, tokens: Sequence[int], path: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Per depth of `path`, what the matches propose there, `path`'s own token first.
+
+    Only copies that agree with `path` so far have a say, in the order of their matches: what a
+    wider draft would have held.
+    """
+    copies = [continuation(tokens, match.start, len(path)) for match in index.matches(tokens)]
+    ranked: list[tuple[int, ...]] = []
+    for depth, token in enumerate(path):
+        ids = dict.fromkeys((token, *(copy[depth] for copy in copies)))
+        ranked.append(tuple(ids)[:NUM_RANKED])
+        copies = [copy for copy in copies if copy[depth] == token]
+    return tuple(ranked)
 
 
 def _agreement(tokens: Sequence[int], start: int, known: int) -> int:

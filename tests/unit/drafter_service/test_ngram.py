@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafter_service.ngram.drafter import NgramSession
 from drafter_service.ngram.index import (
     LONGEST,
     PRIORS,
@@ -12,7 +13,8 @@ from drafter_service.ngram.index import (
     draft_chain,
     draft_tree,
 )
-from drafter_service.tree_builder import ranked_along_best
+from protos.exchange import Plan, PlanKind
+from tests.unit.drafter_service.drafter_cases import tokens_only
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 
@@ -98,12 +100,27 @@ def test_tree_branches_where_earlier_occurrences_went_on_differently():
     assert set(tree.children()[0]) == {7, 8}
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, 7, 1, 2, 8, 1, 2], [3, 3, 3]])
-def test_ranked_ids_begin_with_the_best_path(tokens):
-    tree = draft_tree(indexed(tokens), tokens, 3, 4, 16)
-    ranked = ranked_along_best(tree)
-    table = tree.children()
-    node = 0
+def session_of(tokens):
+    session = NgramSession(1, tokens_only())
+    session.extend(tuple(tokens))
+    return session
+
+
+@pytest.mark.parametrize("plan", [Plan(PlanKind.CHAIN, 3), Plan(PlanKind.TREE, 3, 4, 16)])
+@pytest.mark.parametrize("tokens", [[1, 2, 7, 1, 2, 8, 1, 2], [3, 3, 3], [9, 2, 5, 1, 2, 7, 1, 2]])
+def test_ranked_ids_are_what_every_earlier_occurrence_proposes(tokens, plan):
+    """As deep as the best path, its own tokens first; a chain's list names what it left out."""
+    session = session_of(tokens)
+    tree = session.draft(plan)
+    ranked = session.ranked(tree)
+    assert [ids[0] for ids in ranked] == [tree.tokens[n - 1] for n in tree.best_path()]
+    widest = draft_tree(session.index, tokens, 3, 64, 256)
+    table, node = widest.children(), 0
     for ids in ranked:
         assert set(ids) == set(table[node])
         node = table[node][ids[0]]
+
+
+def test_nothing_is_ranked_where_nothing_is_drafted():
+    session = session_of([1, 2, 3])
+    assert session.ranked(session.draft(Plan(PlanKind.CHAIN, 4))) == ()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_service.tree_builder import NUM_RANKED, TreeGrower, ranked_along_best, round_scores
+from drafter_service.tree_builder import NUM_RANKED, TreeGrower, round_scores
 from protos.exchange import Plan, PlanKind
 
 GRID = (-0.0, -0.25, -0.5, -0.5, -1.0, -2.0, -math.inf)
@@ -104,7 +104,3 @@ def test_chain_is_the_best_child_each_time(depth):
 
 def test_scores_survive_the_wire_and_stay_finite():
     assert round_scores([-0.1, -1e9, 0.0]) == (float(np.float16(-0.1)), -60000.0, 0.0)
-
-
-def test_ranked_of_an_empty_tree_is_empty():
-    assert ranked_along_best(grown(Plan(PlanKind.CHAIN, 1), 0, [-math.inf])[0].finish()[0]) == ()
