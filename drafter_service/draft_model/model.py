@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from drafter_service.cache import KvSlab
+from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.draft_model.attention import (
     ATTENTION_NAME,
     PackedRows,
@@ -68,6 +69,8 @@ def read_model(
     """Raises CheckpointError when the directory holds no model that can be used."""
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"draft model {directory.name!r} holds no config.json")
+    if read_json(directory / "config.json").get("quantization_config") is not None:
+        raise CheckpointError(f"draft model {directory.name!r} is quantised: not supported")
     if not list(directory.glob("*.safetensors")):
         raise CheckpointError(f"draft model {directory.name!r} holds no safetensors weights")
     register_attention()
@@ -128,8 +131,6 @@ def num_positions(config: PreTrainedConfig) -> int:
 
 def _require_served(model: PreTrainedModel) -> None:
     name = type(model).__name__
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise CheckpointError(f"{name}: quantised draft models are not supported")
     if not model._supports_attention_backend:
         raise CheckpointError(f"{name}'s attention does not go through AttentionInterface")
     accepted = inspect.signature(model.forward).parameters
