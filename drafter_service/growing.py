@@ -1,6 +1,6 @@
 """Which grower drafts a plan, and how many rows that takes at most."""
 
-from drafter_service.static_tree import StaticGrower, num_static_rows
+from drafter_service.static_tree import STATIC_DEPTH, StaticGrower, num_static_rows
 from drafter_service.tree_builder import Grower, TreeGrower
 from protos.exchange import Plan, PlanKind
 
@@ -17,3 +17,10 @@ def num_expanded(plan: Plan) -> int:
     if plan.kind is PlanKind.TREE:
         return levels * plan.width
     return max(levels, num_static_rows(plan.depth)) if plan.kind is PlanKind.STATIC else levels
+
+
+def num_levels(plan: Plan) -> int:
+    """Levels that this plan grows at most; 0 where nothing is drafted."""
+    if plan.kind is PlanKind.NONE:
+        return 0
+    return min(plan.depth, STATIC_DEPTH) if plan.kind is PlanKind.STATIC else plan.depth

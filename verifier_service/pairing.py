@@ -88,15 +88,3 @@ def _file_with(checkpoint: Path, tensor: str) -> Path:
             if tensor in weights.keys():  # noqa: SIM118  # not a mapping: only keys() exists
                 return path
     raise CheckpointError(f"{checkpoint.name} holds no tensor {tensor}")
-
-
-def _weight_files(checkpoint: Path) -> list[Path]:
-    """What the checkpoint consists of, by name: a stray file beside it is none of it."""
-    index = checkpoint / "model.safetensors.index.json"
-    if not index.is_file():
-        return [checkpoint / "model.safetensors"]
-    try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return sorted(checkpoint / str(name) for name in names)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index.name} of {checkpoint.name} cannot be read") from error

@@ -35,6 +35,7 @@ def new_head(
         if parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head", "fc.")):
             bound = parameter.shape[1] ** -0.5
             parameter.uniform_(-bound, bound, generator=generator)
+    assert head.fc is not None  # heads without it are read, never trained
     head.fc.weight.normal_(0.0, FC_NOISE, generator=generator)
     size = config.target_hidden_size
     if size == config.hidden_size:

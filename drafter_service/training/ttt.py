@@ -124,7 +124,7 @@ def shifted_rows(batch: Batch, rows_N: Tensor, step: int) -> Pair:
 
 def unroll(head: Eagle3Head, batch: Batch, num_steps: int, after: AfterStep) -> None:
     """Run up to `num_steps` steps of the head over a batch, handing each to `after`."""
-    cos_sin = head.rotary(batch.prompt_positions, head.fc.weight.dtype)
+    cos_sin = head.rotary(batch.prompt_positions, head.lm_head.weight.dtype)
     prompt_z, _ = head.mix(batch.prompt_ids, head.fuse(batch.prompt_features))
     prompt = head.keys_values(prompt_z, cos_sin)
     g_NC = head.fuse(batch.features)

@@ -233,13 +233,11 @@ def main() -> None:
         digest = directory_digest(directory)
     for name, mask in (("eagle3", None), ("peagle", 1)):
         head = eagle3_head(embedding, texts, mask)
-        updates = overfit(head, texts, aux)
+        overfit(head, texts, aux)
         write_eagle3(HERE / name, head, "tests.tiny", torch.bfloat16)
-        print(name, updates, "updates, margin", round(margin(head, texts, aux), 2))
     head = eagle_head(embedding, lm_head)
-    updates = overfit(head, texts, final)
+    overfit(head, texts, final)
     write_eagle(HERE / "eagle", head)
-    print("eagle", updates, "updates, margin", round(margin(head, texts, final), 2))
     (HERE / "target_digest.txt").write_text(digest + "\n")
 
 

@@ -243,7 +243,7 @@ def test_wrong_rows_show_in_the_draft(name, what):
     assert drafts[0] != drafts[1]
 
 
-def test_masked_rows_need_one_forward_for_a_draft_of_any_depth():
+def test_absorbing_and_drafting_masked_rows_is_one_forward():
     head = MASKED["peagle"]()
     drafter = drafter_of(head)
     steps = []
@@ -262,4 +262,4 @@ def test_masked_rows_need_one_forward_for_a_draft_of_any_depth():
         rows=rows_of(features_of(9, width=width_of(head))),
     )
     assert drafter.handle([given])[0].tree.num_nodes == 7
-    assert steps == [9, 6]
+    assert steps == [9 + 6]
