@@ -42,6 +42,10 @@ class Plan:
     nodes: int = 0
 
 
+STATIC_PLAN = Plan(PlanKind.STATIC, depth=5, nodes=25)
+"""EAGLE-1's fixed tree, whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOpen:
     """Opens or re-opens a session: everything a drafter is told once.

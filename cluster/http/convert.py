@@ -4,10 +4,11 @@ Pure. Knows no tokenizer and no verifier; their facts come as arguments.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationRequest
 from protos.errors import InvalidRequest
-from protos.exchange import Plan, PlanKind
+from protos.exchange import STATIC_PLAN, Plan, PlanKind
 from protos.generation import Speculation, SpeculationMode
 from protos.params import Acceptance, SamplingParams
 
@@ -30,6 +31,12 @@ def speculation_shape(asked: SpeculationRequest | None) -> Plan | None:
     if asked is None:
         return None
     shaped = [asked.width, asked.depth, asked.nodes]
+    if asked.shape is not None:
+        if asked.width is not None or asked.block is not None:
+            raise InvalidRequest("speculation: shape excludes width and block", "speculation")
+        whole = STATIC_PLAN
+        depth, nodes = asked.depth or whole.depth, asked.nodes or whole.nodes
+        return _named(asked, replace(whole, depth=depth, nodes=nodes))
     if asked.block is not None:
         if any(value is not None for value in (asked.width, asked.depth)):
             raise InvalidRequest("speculation: block excludes width and depth", "speculation")

@@ -85,6 +85,7 @@ class SpeculationRequest(BaseModel):
     depth: Shape | None = None
     nodes: Shape | None = None
     block: Shape | None = None
+    shape: Literal["static"] | None = None
 
 
 class StreamOptions(BaseModel):
