@@ -11,6 +11,7 @@ from protos.generation import Speculation
 from verifier_service.engine.ports import SourceInfo, SourcePlan
 from verifier_service.planning.prospects import (
     depth_limit,
+    drafts_blocks,
     is_chain_only,
     node_limit,
     width_limit,
@@ -43,7 +44,8 @@ def fixed_plans(
 def fixed_node_budget(speculation: Speculation) -> int | None:
     """Nodes a fixed request's merged tree may have; None: everything that was drafted."""
     plan = speculation.plan or DEFAULT_TREE
-    return plan.nodes if plan.kind is PlanKind.TREE and plan.nodes else None
+    is_tree = plan.kind is PlanKind.TREE or plan.kind is PlanKind.BLOCK
+    return plan.nodes if is_tree and plan.nodes else None
 
 
 def clamp(plan: Plan, info: SourceInfo, remaining: int) -> Plan:
@@ -63,6 +65,12 @@ def clamp(plan: Plan, info: SourceInfo, remaining: int) -> Plan:
             width=min(plan.width, info.capabilities.max_width or plan.width),
             nodes=node_limit(info, plan.nodes),
         )
+    if plan.kind is PlanKind.STATIC:
+        return clamp(Plan(PlanKind.TREE, plan.depth, 4, plan.nodes), info, remaining)
+    if plan.kind is PlanKind.BLOCK:
+        # Drafted level by level where no pass fills a whole block.
+        kind = PlanKind.TREE if plan.nodes else PlanKind.CHAIN
+        return clamp(Plan(kind, plan.depth, width_limit(info), plan.nodes), info, remaining)
     if plan.kind is PlanKind.TREE and PlanKind.CHAIN in kinds:
         depth = max(plan.depth, _LOOKUP_DEPTH) if info.local else plan.depth
         return Plan(PlanKind.CHAIN, depth=min(depth, deepest, plan.nodes or depth))
@@ -73,7 +81,8 @@ def clamp(plan: Plan, info: SourceInfo, remaining: int) -> Plan:
 
 
 def chain_plan(info: SourceInfo, depth: int, remaining: int) -> Plan:
-    """A chain of at most `depth` tokens from this source."""
+    """A chain of at most `depth` tokens from this source, its whole block where it drafts those."""
+    depth = depth_limit(info) if drafts_blocks(info) else depth
     return clamp(Plan(PlanKind.CHAIN, depth=depth), info, remaining)
 
 
@@ -81,5 +90,6 @@ def tree_plan(info: SourceInfo, depth: int, nodes: int, remaining: int) -> Plan:
     """A tree of about `nodes` nodes; a chain where the source drafts nothing else."""
     if is_chain_only(info):
         return chain_plan(info, depth, remaining)
+    depth = depth_limit(info) if drafts_blocks(info) else depth
     plan = Plan(PlanKind.TREE, depth=depth, width=width_limit(info), nodes=max(nodes, depth))
     return clamp(plan, info, remaining)

@@ -104,6 +104,11 @@ def is_chain_only(info: SourceInfo) -> bool:
     return PlanKind.TREE not in info.capabilities.plan_kinds
 
 
+def drafts_blocks(info: SourceInfo) -> bool:
+    """Whether one pass of this source drafts all its levels: depth then costs it nothing."""
+    return PlanKind.BLOCK in info.capabilities.plan_kinds
+
+
 def depth_limit(info: SourceInfo) -> int:
     """Deepest draft this source offers."""
     return info.capabilities.max_depth or MAX_DEPTH

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from verifier_service.engine.ports import SourceInfo
+from verifier_service.planning.prospects import drafts_blocks
 
 _MEMORY: Final = 0.95
 _RATE: Final = 0.1
@@ -62,7 +63,8 @@ class SourceCosts:
         if spread > 0.05:
             slope = (self._product / self._weight - mean_depth * mean) / spread
         else:
-            slope = _DEPTH_SHARE * mean / max(mean_depth, 1.0)
+            share = 0.0 if drafts_blocks(info) else _DEPTH_SHARE
+            slope = share * mean / max(mean_depth, 1.0)
         slope = min(max(slope, 0.0), mean / max(mean_depth, 1.0))
         return max(mean + slope * (depth - mean_depth), 0.0)
 
