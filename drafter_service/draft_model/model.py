@@ -8,10 +8,13 @@ Shapes: N rows, M rows whose logits are wanted, V ids that may be drafted.
 """
 
 import inspect
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -25,6 +28,8 @@ from drafter_service.draft_model.attention import (
     register_attention,
 )
 from protos.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
 class PackedModel:
@@ -77,20 +82,41 @@ def read_model(
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel
+        model, report = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            # Named below, which transformers' own error does not.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"draft model {directory.name!r}: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        # Such messages name directories; ours do not.
+        text = str(error).replace(str(directory), directory.name)
+        raise CheckpointError(f"draft model {directory.name!r}: {text}") from error
     finally:
         if was_enabled:
             transformers_logging.enable_progress_bar()
+    _check_complete(directory, report)
     return model.eval().requires_grad_(False)
+
+
+def _check_complete(directory: Path, report: Mapping[str, Iterable[Any]]) -> None:
+    """transformers fills absent weights with random numbers; here they are an error."""
+    for name, found, expected in report.get("mismatched_keys", ()):
+        raise CheckpointError(
+            f"draft model {directory.name!r}: {name} is {list(found)}, expected {list(expected)}"
+        )
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise CheckpointError(f"draft model {directory.name!r} lacks {', '.join(missing[:4])}")
+    unknown = sorted(report.get("unexpected_keys", ()))
+    if unknown:
+        logger.warning("draft model %s: not used: %s", directory.name, ", ".join(unknown[:4]))
 
 
 def text_config(model: PreTrainedModel) -> PreTrainedConfig:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from drafter_service.config import DrafterSettings
@@ -129,6 +130,38 @@ def test_files_that_cannot_be_used_are_refused_by_name(tmp_path):
         settings = DrafterSettings(kind="draft_model", checkpoint=checkpoint)
         with pytest.raises(ConfigError, match="checkpoint"):
             load_draft_model(settings, None, 1)
+
+
+def test_weights_that_are_not_there_are_never_made_up(tmp_path, caplog):
+    draft = tiny(tmp_path / "draft", 384, 384)
+    weights = load_file(draft / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    broken = {
+        "lacks": weights | {},
+        "size": weights | {name: torch.zeros(3, 3)},
+        "stray": weights | {"model.layers.0.stray.weight": torch.zeros(3)},
+    }
+    del broken["lacks"][name]
+    for case, tensors in broken.items():
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+        if case == "stray":
+            with caplog.at_level(logging.WARNING):
+                load_tiny(draft)
+            assert "model.layers.0.stray.weight" in caplog.text
+            continue
+        with pytest.raises(CheckpointError, match="up_proj"):
+            load_tiny(draft)
+    (draft / "model.safetensors").write_bytes(b"\x08" + bytes(40))
+    with pytest.raises(CheckpointError):
+        load_tiny(draft)
+    index = {
+        "metadata": {},
+        "weight_map": dict.fromkeys(weights, "model-00002-of-00002.safetensors"),
+    }
+    (draft / "model.safetensors.index.json").write_text(json.dumps(index))
+    (draft / "model.safetensors").rename(draft / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="00002-of-00002"):
+        load_tiny(draft)
 
 
 def test_a_quantised_target_does_not_matter(tmp_path):

@@ -8,10 +8,20 @@ import torch
 from drafter_service.ranking import NodeRows, rank_children
 from drafter_service.sampled import draw_chain_tokens
 from drafter_service.service import plan_problem
-from protos.exchange import Capabilities, Plan, PlanKind
+from protos.exchange import Capabilities, DraftStatus, Plan, PlanKind
+from protos.features import FeatureForm
 from protos.noise import Purpose, draw
 from protos.params import Acceptance, SamplingParams
 from protos.sparse import MAX_Q_IDS
+from tests.unit.drafter_service.drafter_cases import opening, rows_of, work
+from tests.unit.drafter_service.eagle3_cases import (
+    DRAFT_VOCAB,
+    RAW_WIDTH,
+    eagle3_drafter,
+    features_of,
+    tiny_head,
+    tokens_of,
+)
 
 W = 200
 IDS = torch.arange(W) * 3
@@ -80,6 +90,24 @@ def test_sampled_rows_stand_beside_greedy_and_noised_ones():
         ids = together.ids[row].tolist()
         assert len(set(ids)) == 8
         assert ids[1:] == [i for i in together.q[row].ids if i != ids[0]][:7]
+
+
+def test_a_head_hands_over_the_q_of_every_token():
+    drafter = eagle3_drafter(tiny_head(), gives_q=True)
+    tokens, params = tokens_of(9), asked()
+    given = work(
+        7,
+        tokens,
+        plan=Plan(PlanKind.CHAIN, 5),
+        open=opening(FeatureForm.RAW, RAW_WIDTH, params=params),
+        rows=rows_of(features_of(8)),
+    )
+    (result,) = drafter.handle([given])
+    assert result.status is DraftStatus.OK
+    assert result.tree.num_nodes == len(result.q) == 5
+    for depth, (token, q) in enumerate(zip(result.tree.tokens, result.q, strict=True)):
+        assert len(q.ids) == min(DRAFT_VOCAB, MAX_Q_IDS)
+        assert token == q.ids[draw(4, Purpose.DRAFT, 9 + depth, q.ids, q.weights)]
 
 
 def test_trees_and_drafters_without_q_are_refused():
