@@ -195,6 +195,7 @@ def main() -> int:
     parser.add_argument("--max-new", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--draft-model", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -204,7 +205,7 @@ def main() -> int:
     print("| T | rule | tau | first token | accepted of 4, by depth |")
     print("|---|---|---|---|---|")
     different = 0
-    for temperature in TEMPERATURES:
+    for temperature in args.temperatures:
         found = {rule: bench.run(rule, temperature, prompts, args.max_new) for rule in RULES}
         different += sum(
             a.ids != b.ids for a, b in zip(found["argmax"], found["same noise"], strict=True)
