@@ -1,32 +1,36 @@
 """How long does a draft take, and how does it grow with the number of sessions?
 
 Question: median time of one round (extend by two tokens with their rows, draft) for 1, 4 and 16
-sessions drafted together, beside a plain loop over the same sessions and beside `ngram`.
+sessions drafted together, for every kind, beside a plain loop over the same sessions and beside
+`ngram`; and what one block of a block drafter costs beside a chain of 4.
 Confounders: other processes on the cores (variants are interleaved and the spread is printed), the
 context length (fixed), text (random ids and rows: time does not depend on what is drafted).
 
 `python -m drafter_service.bench [--checkpoint DIR --target DIR] [--json FILE]`. Without a
-checkpoint a random head of the embedded default's size is timed.
+checkpoint random drafters for a target of the embedded default's size are timed.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from drafter_service.build import build_drafter, fresh_incarnation
-from drafter_service.config import DrafterSettings
+from drafter_service.bench_drafters import (
+    VOCAB,
+    random_block,
+    random_draft_model,
+    random_eagle,
+    random_eagle3,
+    random_ngram,
+    shipped_eagle3,
+)
 from drafter_service.drafter import Drafter
-from drafter_service.eagle3.config import Eagle3Config, Rope
-from drafter_service.eagle3.drafter import Eagle3
-from drafter_service.eagle3.head import Eagle3Head
-from drafter_service.service import SessionDrafter
-from protos.exchange import Capabilities, DraftStatus, DraftWork, Plan, PlanKind, SessionOpen
+from protos.exchange import DraftStatus, DraftWork, Plan, PlanKind, SessionOpen
 from protos.features import DType, FeatureForm, FeatureRows
 from protos.params import SamplingParams
 
@@ -52,13 +56,31 @@ class Case:
 
 
 CHAIN4 = Plan(PlanKind.CHAIN, depth=4)
+BLOCK7 = Plan(PlanKind.BLOCK, depth=7)
 TREE31 = Plan(PlanKind.TREE, depth=6, width=4, nodes=31)
 CASES = (
     Case("ngram", "chain8", Plan(PlanKind.CHAIN, depth=8)),
+    Case("draft_model", "chain4", CHAIN4),
+    Case("eagle", "chain4", CHAIN4),
+    Case("peagle", "chain4", CHAIN4),
+    Case("dflash", "block7", BLOCK7),
+    Case("dspark", "block7", BLOCK7),
     Case("eagle3", "chain4", CHAIN4),
     Case("eagle3", "tree31", TREE31),
     Case("eagle3", "chain4_sampled", CHAIN4, SAMPLED),
 )
+
+
+MAKERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": random_ngram,
+    "draft_model": random_draft_model,
+    "eagle": random_eagle,
+    "eagle3": random_eagle3,
+    "peagle": lambda: random_eagle3(mask_token_id=VOCAB - 1),
+    "dflash": random_block,
+    "dspark": lambda: random_block(dspark=True),
+}
+"""One drafter of each kind; P-EAGLE is an EAGLE-3 head that drafts in parallel."""
 
 
 class Rounds:
@@ -68,7 +90,9 @@ class Rounds:
         self._drafter = drafter
         self._case = case
         self._incarnation = drafter.capabilities.incarnation
-        self._width = drafter.capabilities.fused_width
+        record = drafter.capabilities
+        self._width = record.fused_width or record.raw_width
+        self._form = FeatureForm.FUSED if record.fused_width else FeatureForm.RAW
         generator = torch.Generator().manual_seed(num_sessions)
         vocab = drafter.capabilities.vocab_size or 1000
         self._ids = torch.randint(0, vocab, (num_sessions, context), generator=generator).tolist()
@@ -77,6 +101,10 @@ class Rounds:
         opens = [self._work(number, context, Plan()) for number in range(num_sessions)]
         self._drafter.handle(opens)
         self._base_len = context
+        # A long prompt may be computed in shares.
+        asked = [self._work(number, context, case.plan) for number in range(num_sessions)]
+        while any(r.status is not DraftStatus.OK for r in self._drafter.handle(asked)):
+            pass
 
     def run(self, together: bool) -> float:
         """Seconds of one round of all sessions."""
@@ -105,7 +133,7 @@ class Rounds:
     def _work(self, number: int, end: int, plan: Plan) -> DraftWork:
         ids = self._ids[number]
         while len(ids) < end:
-            ids.append(ids[len(ids) * 7 % 50])
+            ids.append(ids[len(ids) * 7 % min(len(ids), 50)])
         start = self._base_len
         return DraftWork(
             session_id=number + 1,
@@ -115,13 +143,13 @@ class Rounds:
             tokens=tuple(ids[start:end]),
             plan=plan,
             open=self._open() if start == 0 else None,
-            rows=self._rows(max(start - 1, 0), end - 1) if self._width else None,
+            rows=self._rows(max(start - 1, 0), end - 1) if self._width and end > start else None,
         )
 
     def _open(self) -> SessionOpen:
         if not self._width:
             return SessionOpen("bench", self._case.params)
-        return SessionOpen("bench", self._case.params, FeatureForm.FUSED, self._width, DType.BF16)
+        return SessionOpen("bench", self._case.params, self._form, self._width, DType.BF16)
 
     def _rows(self, start: int, end: int) -> FeatureRows:
         values = torch.randn(end - start, self._width, generator=self._generator)
@@ -130,21 +158,23 @@ class Rounds:
 
 
 def measure(
-    drafters: dict[str, Drafter], context: int, repeats: int
+    drafters: Mapping[str, Drafter], cases: Sequence[Case], context: int, repeats: int
 ) -> dict[str, dict[str, float]]:
-    """Median and quartiles of a round in ms by `kind/shape/sessions[/loop]`; interleaved."""
+    """Median and quartiles of a round in ms by `kind/shape/sessions[/loop]`.
+
+    All cases take turns `repeats` times, so that a slow spell of the machine hits all of them.
+    """
     times: dict[str, list[float]] = {}
-    for case in CASES:
-        drafter = drafters[case.kind]
-        variants = {
-            f"{count}{suffix}": (count, suffix == "")
-            for count in SESSIONS
-            for suffix in ("", "/loop")
-            if count > 1 or not suffix
-        }
-        for _ in range(repeats):
+    variants = {
+        f"{count}{suffix}": (count, suffix == "")
+        for count in SESSIONS
+        for suffix in ("", "/loop")
+        if count > 1 or not suffix
+    }
+    for _ in range(repeats):
+        for case in cases:
             for label, (count, together) in variants.items():
-                rounds = Rounds(drafter, case, count, context)
+                rounds = Rounds(drafters[case.kind], case, count, context)
                 rounds.run(together)
                 spent = [rounds.run(together) for _ in range(5)]
                 rounds.close()
@@ -152,17 +182,28 @@ def measure(
     return {name: _summary(values) for name, values in times.items()}
 
 
-def ratios(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """16 sessions over 1, and the plain loop over the batch, by `kind/shape`."""
+def ratios(
+    table: dict[str, dict[str, float]], cases: Sequence[Case]
+) -> dict[str, dict[str, float]]:
+    """16 sessions over 1 by kind, the plain loop over the batch, a block over a chain of 4."""
     over_one: dict[str, float] = {}
     loop_over_batch: dict[str, float] = {}
-    for case in CASES:
+    for case in cases:
         sixteen = table[f"{case.name}/16"]["median_ms"]
         over_one[case.name] = sixteen / table[f"{case.name}/1"]["median_ms"]
         loop_over_batch[case.name] = table[f"{case.name}/16/loop"]["median_ms"] / sixteen
-    by_kind = {"ngram": over_one["ngram/chain8"], "eagle3": over_one["eagle3/chain4"]}
+    by_kind: dict[str, float] = {}
+    for case in cases:
+        by_kind.setdefault(case.kind, over_one[case.name])
+    block_over_chain = {
+        str(count): table[f"dflash/block7/{count}"]["median_ms"]
+        / table[f"eagle3/chain4/{count}"]["median_ms"]
+        for count in (1, 16)
+        if f"dflash/block7/{count}" in table and f"eagle3/chain4/{count}" in table
+    }
     return {
         "sixteen_over_one": by_kind,
+        "dflash_block_over_eagle3_chain4": block_over_chain,
         "sixteen_over_one_by_shape": over_one,
         "loop_over_batch": loop_over_batch,
     }
@@ -176,63 +217,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kinds", default="", help=f"some of {','.join(MAKERS)}")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    drafters = {
-        "ngram": build_drafter(DrafterSettings(kind="ngram")),
-        "eagle3": _eagle3(options.checkpoint, options.target),
-    }
-    table = measure(drafters, options.context, options.repeats)
+    kinds = options.kinds.split(",") if options.kinds else list(MAKERS)
+    drafters = {kind: MAKERS[kind]() for kind in kinds}
+    if options.checkpoint and "eagle3" in drafters:
+        target = Path(options.target) if options.target else None
+        drafters["eagle3"] = shipped_eagle3(options.checkpoint, target)
+    cases = [case for case in CASES if case.kind in drafters]
+    table = measure(drafters, cases, options.context, options.repeats)
     report = {
         "context": options.context,
         "threads": options.threads,
         "torch": torch.__version__,
         "rounds_ms": table,
-        **ratios(table),
+        **ratios(table, cases),
     }
     for name, row in table.items():
         print(f"{name:32} {row['median_ms']:9.3f} ms  [{row['low_ms']:.3f}, {row['high_ms']:.3f}]")
-    for name in ("sixteen_over_one_by_shape", "loop_over_batch"):
+    for name in ("sixteen_over_one_by_shape", "loop_over_batch", "dflash_block_over_eagle3_chain4"):
         for case, value in report[name].items():
             print(f"{name} {case}: {value:.2f}")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def _eagle3(checkpoint: str, target: str) -> Drafter:
-    if checkpoint:
-        return build_drafter(DrafterSettings(kind="eagle3", checkpoint=checkpoint, target=target))
-    config = Eagle3Config(
-        hidden_size=576,
-        target_hidden_size=576,
-        aux_layers=(1, 14, 26),
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        rope=Rope(theta=100000.0),
-        norm_eps=1e-5,
-        vocab_size=49152,
-        draft_vocab_size=8192,
-    )
-    head = Eagle3Head(config, torch.arange(8192) * 6).to(torch.bfloat16)
-    capabilities = Capabilities(
-        kind="eagle3",
-        name="random",
-        incarnation=fresh_incarnation(),
-        plan_kinds=(PlanKind.CHAIN, PlanKind.TREE),
-        raw_width=config.feature_size,
-        fused_width=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_context=8192,
-        max_sessions=64,
-        max_depth=16,
-        max_width=10,
-        max_nodes=64,
-    )
-    return SessionDrafter(capabilities, Eagle3(head, 64 << 20, 8300), idle_s=3600.0)
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
