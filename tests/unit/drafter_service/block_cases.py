@@ -153,7 +153,9 @@ class Run:
         rows = self.features[self.num_rows : end]
         if self.form is FeatureForm.FUSED and len(rows):
             rows = self.net.fuse(rows)
-        width = HIDDEN if self.form is FeatureForm.FUSED else rows.shape[1]
+        config = self.net.config
+        fused = self.form is FeatureForm.FUSED
+        width = config.hidden_size if fused else config.feature_size
         made = work(
             self.drafter.capabilities.incarnation,
             self.tokens[self.base_len : base_len],

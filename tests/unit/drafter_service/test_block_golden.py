@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+from block_cases import Run, block_drafter
 from block_golden import close, load_net, tensors_of, variant
 
 from drafter_service.checkpoint.block_facts import default_aux_layers
 from drafter_service.dflash.config import LayerMask, Layout
 from drafter_service.dflash.masks import sight
 from drafter_service.dflash.reference import confident_prefix, greedy_chain, run_block
+from protos.exchange import Plan, PlanKind
+from protos.features import FeatureForm
 
 DSPARK = ("dspark_deepspec_vanilla", "dspark_deepspec_gated", "dspark_deepspec_conf_plain")
 
@@ -207,3 +210,66 @@ def test_default_layer_ids_equal_the_public_formula(golden_dir):
     for depth, rows in table.items():
         for num_layers, expected in rows.items():
             assert list(default_aux_layers(int(depth), int(num_layers))) == expected
+
+
+SERVED = {
+    "dflash_v1_zlab": ("draft_ids", 21),
+    "dflash2_pypi": ("greedy_path", 21),
+    "dflash2_pypi/scaled_softcap": ("greedy_path", 21),
+    "dspark_deepspec_vanilla": ("draft_ids", 19),
+    "dspark_deepspec_gated": ("draft_ids", 19),
+    "dspark_deepspec_conf_plain": ("draft_ids", 19),
+    "dflash_deepspec": ("draft_ids", 19),
+}
+
+
+@pytest.mark.parametrize("form", [FeatureForm.RAW, FeatureForm.FUSED])
+@pytest.mark.parametrize("name", SERVED)
+def test_two_rounds_through_a_session_draft_what_the_public_code_drafts(golden_dir, name, form):
+    directory = golden_dir / "dflash" / name
+    net, _ = load_net(directory)
+    io = tensors_of(directory)
+    drafts, prompt_len = SERVED[name]
+    # What was accepted after the first round: three drafts and the second round's anchor.
+    accepted = io["verify.ids"][:4].tolist()
+    tokens = [*io["prompt_ids"].tolist(), *accepted, int(io["r2.block_ids"][0])]
+    rows = torch.cat([io["r1.ctx_raw"], io["r2.ctx_raw"]])
+    run = Run(net, block_drafter(net), tokens, rows, form=form)
+    plan = Plan(PlanKind.BLOCK, net.config.num_drafts)
+    for number, base_len in (("r1", prompt_len + 1), ("r2", prompt_len + 5)):
+        result = run.draft(base_len, plan)
+        assert list(result.tree.tokens) == io[f"{number}.{drafts}"].tolist()
+        if net.confidence_head is not None:
+            said = io[f"{number}.confidence_logits"].sigmoid()
+            close(torch.tensor(result.confidences), said, 1e-3)
+
+
+def test_a_window_keeps_what_the_public_cache_keeps(golden_dir):
+    """The last window - 1 context rows are all that is ever read of them."""
+    directory = golden_dir / "dflash" / "dflash2_pypi"
+    net, _ = load_net(directory)
+    io = tensors_of(directory)
+    block = run_block(net, net.fuse(io["r1.ctx_raw"]), int(io["r1.block_ids"][0]))
+    for layer, (keys, values) in enumerate(block.context):
+        first = sight(net.config.masks[layer], 21, 21, 8).first
+        close(keys[first:].transpose(0, 1), io[f"r1.layer{layer}.k_ctx_kept"], 1e-5)
+        close(values[first:].transpose(0, 1), io[f"r1.layer{layer}.v_ctx_kept"], 1e-5)
+
+
+@pytest.mark.parametrize("mistake", ["earlier", "reversed", "causal", "dropped row", "shifted"])
+def test_every_usual_mistake_moves_the_logits_by_more_than_one(golden_dir, tmp_path, mistake):
+    directory = golden_dir / "dflash" / "dflash_v1_zlab"
+    changes = {"is_causal": True} if mistake == "causal" else {}
+    net, _ = load_net(variant(directory, tmp_path, **changes))
+    io = tensors_of(directory)
+    raw, anchor_id, anchor = io["r1.ctx_raw"], int(io["r1.block_ids"][0]), 21
+    if mistake == "earlier":
+        raw = raw.roll(64, dims=1)
+    if mistake == "reversed":
+        raw = torch.cat(raw.chunk(3, dim=1)[::-1], dim=1)
+    if mistake == "dropped row":
+        raw = raw[:-1]
+    if mistake == "shifted":
+        anchor += 1
+    wrong = run_block(net, net.fuse(raw), anchor_id, anchor).logits
+    assert float((wrong - io["r1.logits"]).abs().max()) > 1.0
