@@ -376,7 +376,13 @@ class RandomPlanner:
         self.outcomes.append(outcome)
 
     def observe_step(
-        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+        self,
+        num_rows: int,
+        num_branching: int,
+        context: int,
+        verify_s: float,
+        wait_s: float,
+        other_s: float = 0.0,
     ) -> None:
         self.steps.append((num_rows, num_branching, context))
 

@@ -13,6 +13,7 @@ with it the gain, depends on the questions.
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from cluster.tools.client import AsyncOutriderClient
 from cluster.tools.serving import default_config
 from protos.generation import GenerationRequest, Speculation, SpeculationMode
 from protos.params import SamplingParams
+from verifier_service.config import THREAD_WAITING
 
 _MODES: Final = ("off", "auto")
 _SUBTASKS: Final = 6
@@ -39,6 +41,9 @@ Cell = tuple[int, str]
 def main(argv: Sequence[str]) -> int:
     """Run, print a table, write JSON on request; 1 when a text differed."""
     args = _parser().parse_args(argv)
+    # The engine beside the server waits like those of replicas; OpenMP reads this once, on loading.
+    for name, value in THREAD_WAITING.items():
+        os.environ.setdefault(name, value)
     questions = _questions(args)
     levels = [int(level) for level in args.concurrency.split(",")]
     config = read_config(args.config or default_config())
@@ -134,8 +139,11 @@ async def _beside_engine(
         return [], []
     from cluster.fleet.assembly import build_verifier, resolve_target
     from cluster.http.text import load_text
+    from verifier_service.threads import in_passing_thread
 
-    service = build_verifier(config.model_copy(update={"drafters": []}), token="").service
+    # As in a replica: a thread that stays would slow its steps down.
+    alone = config.model_copy(update={"drafters": []})
+    service = (await in_passing_thread(build_verifier, alone, "")).service
     text = load_text(resolve_target(config.verifier.target))
     few = min(len(questions), _SUBTASKS)
     params = SamplingParams(temperature=0.0, max_tokens=args.max_new)

@@ -291,7 +291,12 @@ class Engine:
 
     def _count_step(self, batch: Batch, answers: Answers, verify_s: float, step_s: float) -> None:
         self._planner.observe_step(
-            batch.num_rows, batch.num_branching, batch.context, verify_s, answers.wait_s
+            batch.num_rows,
+            batch.num_branching,
+            batch.context,
+            verify_s,
+            answers.wait_s,
+            max(step_s - verify_s - answers.wait_s, 0.0),
         )
         counters = self._counters
         counters.num_steps += 1

@@ -170,9 +170,18 @@ class Planner(Protocol):
         """Learn from one request's round."""
 
     def observe_step(
-        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+        self,
+        num_rows: int,
+        num_branching: int,
+        context: int,
+        verify_s: float,
+        wait_s: float,
+        other_s: float = 0.0,
     ) -> None:
-        """Learn a step's cost. context: sum of positions read by all spans."""
+        """Learn a step's cost. context: sum of positions read by all spans.
+
+        other_s: of the step, neither verification nor wait: planning, merging, committing.
+        """
 
     def forget(self, key: int) -> None:
         """The request left."""

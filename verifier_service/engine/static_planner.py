@@ -46,7 +46,13 @@ class StaticPlanner:
         """Nothing is learnt."""
 
     def observe_step(
-        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+        self,
+        num_rows: int,
+        num_branching: int,
+        context: int,
+        verify_s: float,
+        wait_s: float,
+        other_s: float = 0.0,
     ) -> None:
         """Nothing is learnt."""
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from protos.exchange import Plan, PlanKind
 from protos.generation import Speculation
-from verifier_service.engine.ports import SourceInfo, SourcePlan
+from verifier_service.engine.ports import SequenceView, SourceInfo, SourcePlan
 from verifier_service.planning.prospects import (
     depth_limit,
     drafts_blocks,
@@ -93,3 +93,15 @@ def tree_plan(info: SourceInfo, depth: int, nodes: int, remaining: int) -> Plan:
     depth = depth_limit(info) if drafts_blocks(info) else depth
     plan = Plan(PlanKind.TREE, depth=depth, width=width_limit(info), nodes=max(nodes, depth))
     return clamp(plan, info, remaining)
+
+
+def lookup_plans(
+    view: SequenceView, free: Sequence[SourceInfo], max_nodes: int
+) -> tuple[SourcePlan, ...]:
+    """All that look-ups offer: they cost next to nothing, and admission decides about nodes."""
+    made = []
+    for info in allowed(view.speculation, free):
+        plan = tree_plan(info, depth_limit(info), max_nodes, view.remaining)
+        if plan.kind is not PlanKind.NONE:
+            made.append(SourcePlan(info.name, plan))
+    return tuple(made)

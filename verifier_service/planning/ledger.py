@@ -12,6 +12,7 @@ from protos.generation import SpeculationMode
 from verifier_service.engine.ports import RoundOutcome, SequenceView
 from verifier_service.planning.bank import CreditBank
 from verifier_service.planning.costs import VerifyCosts
+from verifier_service.planning.worth import Worth
 
 
 @dataclass(slots=True)
@@ -36,8 +37,15 @@ class PlannerCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """plain_s: verification of a plain step. elapsed_s: by the cost model, waits as measured.
+
+    took_s: as measured, other_s of it neither verification nor wait.
+    """
+
     plain_s: float
     elapsed_s: float
+    took_s: float
+    other_s: float
 
 
 class Ledger:
@@ -47,6 +55,9 @@ class Ledger:
         self.counts = PlannerCounts()
         self._verify = verify
         self._bank = bank
+        self._worth = Worth()
+        self._has_asked = False
+        self._has_prompts = False
         self._speculating: set[int] = set()
         self._committed: dict[int, int] = {}
         self._gone: set[int] = set()
@@ -54,19 +65,36 @@ class Ledger:
         self._step: _Step | None = None
         self._last_base_rows = 1
 
-    def open_step(self, views: Sequence[SequenceView]) -> None:
-        """Settle the step before and begin the next."""
+    def open_step(self, views: Sequence[SequenceView]) -> bool:
+        """Settle the step before and begin the next; False when speculating does not pay now."""
         if self._step is not None and self._committed:
-            self._bank.settle(self._committed, self._step.plain_s, self._step.elapsed_s)
+            self._settle(self._step, self._committed)
         for key in self._gone:
             self._bank.forget(key)
         self._gone = set()
         self._committed = {}
         self._step = None
         self._drafted = 0
+        self._has_asked = False
+        self._has_prompts = any(not v.decoding for v in views)
         self._speculating = {
             v.key for v in views if v.decoding and v.speculation.mode is SpeculationMode.AUTO
         }
+        return self._worth.open_step(frozenset(self._speculating))
+
+    def _settle(self, step: _Step, committed: dict[int, int]) -> None:
+        self._bank.settle(committed, step.plain_s, step.elapsed_s)
+        if self._has_prompts:
+            return
+        if self._has_asked:
+            tokens = sum(committed.values()) / len(committed)
+            self._worth.note(len(committed), tokens, step.plain_s, step.took_s)
+        else:
+            self._worth.note_plain(step.other_s)
+
+    def note_asked(self, has_asked: bool) -> None:
+        """Whether anybody is asked for a draft in the coming step."""
+        self._has_asked = has_asked
 
     def base_rows(self, views: Sequence[SequenceView]) -> int:
         """Rows of the coming step without drafts; with prompts about, those of the last one."""
@@ -98,7 +126,13 @@ class Ledger:
             self._committed[outcome.key] = outcome.num_committed
 
     def note_step(
-        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+        self,
+        num_rows: int,
+        num_branching: int,
+        context: int,
+        verify_s: float,
+        wait_s: float,
+        other_s: float = 0.0,
     ) -> None:
         """One step's measured times."""
         drafted = min(self._drafted, num_rows - 1)
@@ -108,7 +142,8 @@ class Ledger:
         self._verify.observe(num_rows, num_branching, context, drafted, verify_s)
         plain_s = self._verify.seconds(base, 0, context, 0)
         modelled_s = self._verify.seconds(num_rows, num_branching, context, drafted)
-        self._step = _Step(plain_s, max(modelled_s, plain_s) + wait_s)
+        took_s = verify_s + wait_s + other_s
+        self._step = _Step(plain_s, max(modelled_s, plain_s) + wait_s, took_s, other_s)
         counts = self.counts
         counts.num_steps += 1
         counts.num_plain_steps += not drafted

@@ -23,6 +23,7 @@ from verifier_service.planning.asking import (
     allowed,
     chain_plan,
     fixed_plans,
+    lookup_plans,
     tree_plan,
 )
 from verifier_service.planning.bank import CreditBank
@@ -35,7 +36,7 @@ from verifier_service.planning.learning import Learning
 from verifier_service.planning.ledger import Ledger, PlannerCounts
 from verifier_service.planning.options import Delays, Label, Market, Offer, offers, split
 from verifier_service.planning.probing import Probing
-from verifier_service.planning.prospects import Prospects, depth_limit, is_chain_only
+from verifier_service.planning.prospects import Prospects
 from verifier_service.planning.settings import PlannerSettings
 from verifier_service.planning.sources import reply_deadline_s
 
@@ -75,7 +76,7 @@ class AdaptivePlanner:
     ) -> tuple[Plans, float]:
         """Plans per view, and how long the step may wait for them (seconds)."""
         self._step += 1
-        self._ledger.open_step(views)
+        pays = self._ledger.open_step(views)
         self._learning.open_step()
         self._feeding.open_step(self._step)
         plans: dict[int, tuple[SourcePlan, ...]] = {}
@@ -91,10 +92,11 @@ class AdaptivePlanner:
             named = {p.source for asked in plans.values() for p in asked}
             sunk_s = self._delays.wait_s([i for i in sources if i.name in named], 6)
         free_views = [v for v in views if _may_speculate(v)]
-        if free_views and sources and not self._is_plain_step():
+        if free_views and sources and pays and not self._is_plain_step():
             wait_s = self._plan_free(views, free_views, sources, sunk_s, plans)
             deadline_s = max(deadline_s, wait_s)
         asked = [plans.get(view.key, ()) for view in views]
+        self._ledger.note_asked(bool(deadline_s))
         self._learning.note_asked({v.key: p for v, p in zip(views, asked, strict=True)}, sources)
         return asked, deadline_s
 
@@ -120,10 +122,16 @@ class AdaptivePlanner:
         self._learning.observe(outcome)
 
     def observe_step(
-        self, num_rows: int, num_branching: int, context: int, verify_s: float, wait_s: float
+        self,
+        num_rows: int,
+        num_branching: int,
+        context: int,
+        verify_s: float,
+        wait_s: float,
+        other_s: float = 0.0,
     ) -> None:
         """Learn a step's cost. context: sum of positions read by all spans."""
-        self._ledger.note_step(num_rows, num_branching, context, verify_s, wait_s)
+        self._ledger.note_step(num_rows, num_branching, context, verify_s, wait_s, other_s)
         self._learning.observe_wait(wait_s)
 
     def forget(self, key: int) -> None:
@@ -170,7 +178,7 @@ class AdaptivePlanner:
         made, choice = self._choose(able, market)
         offer = made[choice.index] if choice else None
         for view in free_views:
-            plans[view.key] = self._free_plans(view, market.free)
+            plans[view.key] = lookup_plans(view, market.free, self._settings.max_nodes)
         if offer and choice:
             for place, view in enumerate(able):
                 plans[view.key] += self._waited_plans(view, offer, place, choice.num_nodes[place])
@@ -197,13 +205,18 @@ class AdaptivePlanner:
     ) -> tuple[list[Offer], Choice | None]:
         """The choice among all options every few steps; between them the last one's shape.
 
-        Node counts and affordability are decided every step.
+        Node counts and affordability are decided every step, unless nothing is waited for: then
+        there is nothing to decide before drafts are there.
         """
+        is_due = self._step % (self._settings.choose_every + len(views)) == 0
+        if self._label and not self._in_use and not (is_due and market.priced):
+            self._ledger.note_label(self._label)
+            return [], None
         parts = (self._prospects, self._delays, self._verify, self._settings)
         names = tuple(i.name for i in (*market.free, *market.priced))
         occasion = (names, tuple(v.key for v in views))
         only = self._label if self._label and occasion == self._occasion else None
-        if self._step % (self._settings.choose_every + len(views)) == 0:
+        if is_due:
             only = None
         self._occasion = occasion
         made = offers(views, market, *parts, only)
@@ -236,17 +249,6 @@ class AdaptivePlanner:
         self._in_use = frozenset(info.name for info in made[best.index].waited)
         self._ledger.note_label(self._label if sum(best.num_nodes) else ("none",))
         return best
-
-    def _free_plans(self, view: SequenceView, free: Sequence[SourceInfo]) -> tuple[SourcePlan, ...]:
-        """Look-ups cost nothing and are always asked; admission decides about their nodes."""
-        made = []
-        for info in allowed(view.speculation, free):
-            plan = chain_plan(info, depth_limit(info), view.remaining)
-            if not is_chain_only(info):
-                plan = tree_plan(info, depth_limit(info), self._settings.max_nodes, view.remaining)
-            if plan.kind is not PlanKind.NONE:
-                made.append(SourcePlan(info.name, plan))
-        return tuple(made)
 
     def _waited_plans(
         self, view: SequenceView, offer: Offer, place: int, count: int
