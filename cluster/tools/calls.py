@@ -7,7 +7,7 @@ stream that ends without `[DONE]` is an error, and nothing is retried after the 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from protos.errors import (
     ContextTooLong,
@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     return_token_ids: bool
     speculation: Speculation
+    acceptance: Literal["exact", "rejection"]
 
 
 @dataclass(frozen=True, slots=True)
