@@ -101,6 +101,10 @@ def _config(
     names = {name.removeprefix("model."): info for name, info in tensors.items()}
     _check_fc(names.get("fc.weight"), aux_layers, target_hidden, hidden, dialect.final_feature)
     num_layers = int(config.get("draft_num_hidden_layers") or layer.get("num_hidden_layers") or 1)
+    biased = {name.rpartition(".")[0].rpartition(".")[2] for name in names if _is_bias(name)}
+    attention_bias = bool(layer.get("attention_bias", False)) or "o_proj" in biased
+    if "q_proj" in biased and "o_proj" not in biased:
+        attention_bias = False  # what the flag means differs between families
     return Eagle3Config(
         hidden_size=hidden,
         target_hidden_size=target_hidden,
@@ -119,9 +123,9 @@ def _config(
         fc_norm=_flag(config, "fc_norm"),
         norm_feedback=dialect.norm_feedback,
         norm_logits=dialect.norm_logits,
-        attention_bias=bool(layer.get("attention_bias", False)),
-        qkv_bias=bool(layer.get("qkv_bias", False)),
-        mlp_bias=bool(layer.get("mlp_bias", False)),
+        attention_bias=attention_bias,
+        qkv_bias=not attention_bias and ("q_proj" in biased or bool(layer.get("qkv_bias", False))),
+        mlp_bias="gate_proj" in biased or bool(layer.get("mlp_bias", False)),
         fc_bias="fc.bias" in names,
         qk_norm=layer.get("model_type") == "qwen3",
         input_norm_on_hidden=dialect.input_norm_on_hidden,
@@ -131,6 +135,10 @@ def _config(
         has_fc="fc.weight" in names,
         mask_token_id=_mask_token(config, names),
     )
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith("_proj.bias")
 
 
 def _check_fc(
