@@ -9,23 +9,34 @@ Shapes: as in flex_layout.py; A query heads, H key-value heads, D head_dim, S sl
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
+from torch._dynamo import config as dynamo_config
+from torch.fx.experimental import _config as fx_config
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from verifier_service.model.flex_layout import BLOCK, FlexGroup
+from verifier_service.model.flex_layout import BLOCK, NEVER, FlexGroup
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
 
 Flex: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, object]]
 """flex_attention, compiled or not."""
+_PROGRAMS: Final = 64
+"""Programs that sizes of 1, static sizes and forms of scoring may need, with room."""
 _Rule: TypeAlias = Callable[..., torch.Tensor]
 
 
 def compiled_flex() -> Flex:
-    """FlexAttention as one kernel, for any size of a step. Compiles on its first calls."""
+    """FlexAttention as one kernel, for any size of a step. Compiles on its first calls.
+
+    Changes how torch compiles in this process, where nothing else is compiled.
+    """
+    # Numbers of spans, rows and blocks that happen to be equal are not one and the same size: torch
+    # would write a program for every such coincidence, and give up compiling after a few.
+    fx_config.use_duck_shape = False
+    dynamo_config.recompile_limit = _PROGRAMS
     flex: Flex = torch.compile(flex_attention, dynamic=True)
     return flex
 
@@ -60,10 +71,9 @@ class _FlexGroupAttention:
         self._pool = pool
         self._flex = flex
         self._split = (group.num_spans, group.num_rows, shape.num_heads, shape.head_dim)
-        size = (group.num_spans, pool.num_slots)
-        # Index of a slot among each span's own, [N, S]; spans may share slots.
-        self._places = torch.full(size, -1, dtype=torch.int32, device=pool.kv.device)
-        self._places.index_put_((group.owners, group.slots), group.places)
+        # What each span sees in each slot, [N, S]; spans may share slots.
+        self._enter = self._by_slot(group.key_enter, NEVER)
+        self._leave = self._by_slot(group.key_leave, 0)
         # Kernels want room for every block of the pool; it is never sent over.
         num_blocks = -(-pool.num_slots // BLOCK)
         self._blocks = group.blocks.new_zeros(*group.blocks.shape[:-1], num_blocks)
@@ -105,33 +115,34 @@ class _FlexGroupAttention:
             )
         return self._masks[window]
 
+    def _by_slot(self, values: torch.Tensor, other: int) -> torch.Tensor:
+        """Values of all keys [P] by span and slot, int32 [N, S]; `other` in slots of others."""
+        group = self._group
+        table = values.new_full((group.num_spans, self._pool.num_slots), other)
+        return table.index_put_((group.owners, group.slots), values)
+
     def _rule(self, window: int | None) -> _Rule:
         """Whether row `q` of span `b` sees slot `kv`."""
-        group, places = self._group, self._places
-        starts, enter, leave = group.starts, group.enter, group.leave
-        positions, last_row = group.positions, group.num_rows - 1
+        group, key_enter, key_leave = self._group, self._enter, self._leave
+        enter = group.enter
 
         def sees(
             b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
         ) -> torch.Tensor:
-            place = places[b, kv]
-            node = place - starts[b]
-            row = node.clamp(0, last_row)
-            on_path = (enter[b, row] <= enter[b, q]) & (enter[b, q] < leave[b, row])
-            return (place >= 0) & ((node < 0) | on_path)
+            row = enter[b, q]
+            return (key_enter[b, kv] <= row) & (row < key_leave[b, kv])
 
         if window is None:
             return sees
+        key_positions, positions = self._by_slot(group.key_positions, 0), group.positions
         # A tensor: a number would be a program of its own for every window.
-        reach = torch.full((), window, dtype=torch.int32, device=places.device)
+        reach = positions.new_full((), window)
 
         def sees_near(
             b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
         ) -> torch.Tensor:
-            place = places[b, kv]
-            node = place - starts[b]
-            at = torch.where(node < 0, place, positions[b, node.clamp(0, last_row)])
-            return sees(b, h, q, kv) & (at > positions[b, q] - reach)
+            is_near = key_positions[b, kv] > positions[b, q] - reach
+            return sees(b, h, q, kv) & is_near
 
         return sees_near
 
@@ -140,7 +151,7 @@ class _FlexGroupAttention:
             return None
         if softcap not in self._caps:
             # A tensor: inductor has no symbol for a number that is no integer.
-            cap = torch.full((), softcap, device=self._places.device)
+            cap = torch.full((), softcap, device=self._enter.device)
 
             def capped(
                 score: torch.Tensor,

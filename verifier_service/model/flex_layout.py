@@ -6,7 +6,8 @@ span names the blocks of slots that it reads. Two numbers per row say who sees w
     rows of a span are numbered in pre-order; `enter` is a row's number, `leave` the first number
     behind its descendants. A row sees itself and its ancestors: enter[a] <= enter[row] < leave[a].
 
-A chain is a tree of one path, and the prefix is seen by all rows, so one rule serves every span.
+A chain is a tree of one path. The prefix is entered before all rows and never left, so one rule
+serves every key of every span.
 
 Shapes: N spans (batch entries), n rows per entry (padded), M real rows, P positions of all spans,
 Q blocks of rows, B blocks of slots (padded).
@@ -22,6 +23,8 @@ from verifier_service.step import Span
 
 BLOCK = 128
 """Rows and slots of one block of FlexAttention's mask."""
+NEVER = 2**31 - 1
+"""A row number above all others: what leaves there is never left, what enters there never seen."""
 _FEWEST_ROWS = 16
 """Rows of the smallest batch entry: the kernel computes as many at least."""
 _FEWEST = 2
@@ -42,21 +45,22 @@ class FlexGroup:
     """Spans of one batch.
 
     rows: [N * n] flat rows, a span's last one repeated. entries, targets: [M] where real rows are
-    among them, and their flat rows. starts: [N]. enter, leave, positions: int32 [N, n].
-    slots, owners, places: [P] of every position of every span: slot, batch entry, index in the
-    span's slots. num_blocks: int32 [N, 1, Q]. blocks: int32 [N, 1, Q, B], in ascending order.
+    among them, and their flat rows. enter, positions: int32 [N, n], of the rows.
+    slots, owners: [P] slot and batch entry of every key of every span. key_enter, key_leave,
+    key_positions: int32 [P], of the keys. num_blocks: int32 [N, 1, Q]. blocks: int32 [N, 1, Q, B],
+    in ascending order.
     """
 
     rows: torch.Tensor
     entries: torch.Tensor
     targets: torch.Tensor
-    starts: torch.Tensor
     enter: torch.Tensor
-    leave: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     owners: torch.Tensor
-    places: torch.Tensor
+    key_enter: torch.Tensor
+    key_leave: torch.Tensor
+    key_positions: torch.Tensor
     num_blocks: torch.Tensor
     blocks: torch.Tensor
 
@@ -104,16 +108,14 @@ def flex_groups(placed: Sequence[tuple[Span, int]]) -> tuple[FlexGroup, ...]:
 def _group(placed: Sequence[tuple[Span, int, NodeOrder]], num_rows: int) -> FlexGroup:
     count = max(_FEWEST, len(placed))
     rows = np.zeros((count, num_rows), dtype=np.int64)
-    enter, leave, positions = (np.zeros((count, num_rows), dtype=np.int32) for _ in range(3))
-    starts = np.zeros(count, dtype=np.int64)
+    enter, positions = (np.zeros((count, num_rows), dtype=np.int32) for _ in range(2))
     for number, (span, first, order) in enumerate(placed):
         pad = (0, num_rows - span.num_rows)
         rows[number] = np.pad(np.arange(first, first + span.num_rows), pad, "edge")
         enter[number] = np.pad(order.enter, pad, "edge")
-        leave[number] = np.pad(order.leave, pad, "edge")
         positions[number] = np.pad(span.start + order.depth, pad, "edge")
-        starts[number] = span.start
     lengths = [len(span.slots) for span, _, _ in placed]
+    starts = [span.start for span, _, _ in placed]
     entries = [n * num_rows + np.arange(span.num_rows) for n, (span, _, _) in enumerate(placed)]
     targets = [np.arange(first, first + span.num_rows) for span, first, _ in placed]
     num_blocks, blocks = _blocks([span for span, _, _ in placed], count, -(-num_rows // BLOCK))
@@ -121,16 +123,28 @@ def _group(placed: Sequence[tuple[Span, int, NodeOrder]], num_rows: int) -> Flex
         rows=torch.from_numpy(rows.reshape(-1)),
         entries=torch.from_numpy(np.concatenate(entries)),
         targets=torch.from_numpy(np.concatenate(targets)),
-        starts=torch.from_numpy(starts),
         enter=torch.from_numpy(enter),
-        leave=torch.from_numpy(leave),
         positions=torch.from_numpy(positions),
         slots=torch.cat([span.slots for span, _, _ in placed]),
         owners=torch.from_numpy(np.repeat(np.arange(len(placed)), lengths)),
-        places=torch.from_numpy(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])),
+        key_enter=_of_keys([(-1, order.enter) for _, _, order in placed], starts),
+        key_leave=_of_keys([(NEVER, order.leave) for _, _, order in placed], starts),
+        key_positions=_of_keys([(None, s.start + o.depth) for s, _, o in placed], starts),
         num_blocks=num_blocks,
         blocks=blocks,
     )
+
+
+def _of_keys(
+    values: Sequence[tuple[int | None, np.ndarray]], starts: Sequence[int]
+) -> torch.Tensor:
+    """Values of all keys, int32 [P]: per span one for its whole prefix (None: the position), then
+    one per row."""
+    parts: list[np.ndarray] = []
+    for (prefix, rows), start in zip(values, starts, strict=True):
+        parts.append(np.arange(start) if prefix is None else np.full(start, prefix))
+        parts.append(rows)
+    return torch.from_numpy(np.concatenate(parts).astype(np.int32))
 
 
 def _blocks(spans: Sequence[Span], count: int, num_q: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,9 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 from protos.errors import ConfigError
-from tests.unit.model.stepping import NUM_SLOTS, greedy
+from tests.tiny import write_tiny
+from tests.unit.model.stepping import NUM_SLOTS, greedy, paged
+from tests.unit.model.test_families import FAMILIES, VOCAB
 from verifier_service.model import backend
 from verifier_service.model.backend import Attention, with_backend
 from verifier_service.model.load import load_target
@@ -36,6 +38,20 @@ def test_a_target_with_flex_says_that_it_is_not_invariant(tiny_dirs, tiny_target
     assert "FlexAttention" in flex.invariance_note
     assert flex.fingerprint != tiles.fingerprint
     assert flex.digest == tiles.digest
+
+
+@pytest.mark.parametrize("what", ["soft-cap and alternating windows", "sinks and windows"])
+def test_what_families_ask_of_attention_reaches_flex(what, tmp_path):
+    path = write_tiny(FAMILIES[what], tmp_path, seed=0)
+    ids = torch.randint(VOCAB, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+    request = paged(ids, page=16, high=1024)
+    found = []
+    for attention in (Attention.TILES, Attention.FLEX):
+        target = load_target(path, torch.float32, attention=attention)
+        target.allocate(1024)
+        found.append([target.forward([request.span(a, b)]) for a, b in ((0, 90), (90, 150))])
+    for tiles, flex in zip(*found, strict=True):
+        torch.testing.assert_close(flex, tiles, rtol=1e-4, atol=1e-4)
 
 
 def no_kernel(*args: object, **kwargs: object) -> torch.Tensor:
