@@ -15,6 +15,7 @@ from typing import Any
 from drafter_service.checkpoint.describe import describe
 from drafter_service.checkpoint.description import CheckpointDescription
 from drafter_service.checkpoint.safetensors_header import read_checkpoint_headers, read_json
+from protos.features import FINAL_LAYER
 
 DRAFT_MODEL = "draft_model"
 WIRE_BYTES = 2  # bf16, the default on the wire
@@ -44,7 +45,7 @@ def checkpoint_facts(directory: Path, num_target_layers: int | None) -> Checkpoi
         "format": described.format,
         "kind": described.kind,
         "digest": described.digest,
-        "aux layers": list(described.aux_layers),
+        "aux layers": ["final" if n == FINAL_LAYER else n for n in described.aux_layers],
         "target hidden size": described.target_hidden_size,
         "vocabulary": described.vocab_size,
         "draft vocabulary": described.draft_vocab_size,
