@@ -104,7 +104,9 @@ class VerifierDeployment:
     def describe(self) -> VerifierReport:
         """What is served, and sums so far."""
         facts, stats = self._service.facts, self._service.stats()
-        reports, with_q = self._directory.reports, self._exchange.sources_with_q()
+        reports = self._directory.reports
+        with_q = self._directory.sources_with_q | self._exchange.local_sources_with_q()
+        with_q -= self._exchange.refused_sources()
         return VerifierReport(
             replica_id=serve.get_replica_context().replica_tag,
             pid=os.getpid(),

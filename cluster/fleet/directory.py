@@ -46,6 +46,15 @@ class Directory:
         """The newest look, by drafter name."""
         return self._seen
 
+    @property
+    def sources_with_q(self) -> frozenset[str]:
+        """Drafters of which a running replica gives q (`acceptance: rejection`)."""
+        return frozenset(
+            name
+            for name, reports in self._seen.items()
+            if any(report.capabilities.gives_q for report in reports)
+        )
+
     async def start(self) -> None:
         """Begin looking, in the background: a verifier serves without any drafter."""
         self._task = asyncio.create_task(self._watch())

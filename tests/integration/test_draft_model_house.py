@@ -166,6 +166,7 @@ def test_chains_for_rejection_travel_with_their_q(target, target_dir):
     ]
     exchange, client = house(target, TREE)
     exchange.add_local(drafter_of(target_dir, target_dir))
+    assert exchange.local_sources_with_q() == {"small"}
     in_process = finish(client, rejected)
     for name in client.runs:
         counts = client.last(name).counts
@@ -176,6 +177,6 @@ def test_chains_for_rejection_travel_with_their_q(target, target_dir):
         exchange, client = house(target, TREE, security)
         exchange.set_replicas("small", [DrafterReplica(address)])
         until(lambda: exchange.sources())
-        assert exchange.sources_with_q() == {"small"}
+        assert exchange.local_sources_with_q() == exchange.refused_sources() == frozenset()
         assert finish(client, rejected) == in_process
         exchange.close()

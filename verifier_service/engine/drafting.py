@@ -102,10 +102,23 @@ class DraftExchange:
         """Sums by source."""
         return {name: pool.tally.snapshot() for name, pool in self._pools.items()}
 
-    def sources_with_q(self) -> frozenset[str]:
-        """Sources that could draft for `acceptance: rejection` now."""
-        infos = [pool.info() for pool in self._pools.values()]
-        return frozenset(info.name for info in infos if info and info.capabilities.gives_q)
+    def local_sources_with_q(self) -> frozenset[str]:
+        """Drafters of this process that could draft for `acceptance: rejection`."""
+        found = [
+            name
+            for name, pool in self._pools.items()
+            for peer in pool.peers
+            if peer.is_local and peer.capabilities is not None and peer.capabilities.gives_q
+        ]
+        return frozenset(found)
+
+    def refused_sources(self) -> frozenset[str]:
+        """Sources of which every replica met so far does not belong to this target."""
+        return frozenset(
+            name
+            for name, pool in self._pools.items()
+            if pool.peers and all(peer.trouble for peer in pool.peers)
+        )
 
     # What the engine's thread calls.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -90,3 +91,19 @@ def test_load_and_incarnation_are_passed_on() -> None:
     asyncio.run(go())
     (offered,) = exchange.told[0][1]
     assert (offered.incarnation, offered.load.num_sessions) == (103, 3)
+
+
+def test_who_gives_q_is_known_before_any_verifier_steps() -> None:
+    handle = FakeHandle()
+    able = replace(replica(1), capabilities=replace(replica(1).capabilities, gives_q=True))
+
+    async def go() -> list[frozenset[str]]:
+        directory = Directory({"far": handle}, FakeExchange(), 1.0, 1.0)
+        found = [directory.sources_with_q]
+        for answers in ([replica(1)], [replica(2), able]):
+            handle.answers = answers
+            await directory.look()
+            found.append(directory.sources_with_q)
+        return found
+
+    assert asyncio.run(go()) == [frozenset(), frozenset(), {"far"}]
