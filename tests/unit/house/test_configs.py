@@ -33,6 +33,12 @@ def read_recipe(path: Path) -> None:
     load_settings(path)
 
 
+def read_templates(path: Path) -> None:
+    from verifier_service.data.compose import load_templates
+
+    load_templates(path)
+
+
 def read_dockerfile(path: Path) -> None:
     assert re.search(r"^FROM \S+:\S+$", path.read_text(), re.MULTILINE)
 
@@ -43,6 +49,7 @@ READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("kubernetes/rayservice*.yaml", read_manifest),
     ("kubernetes/cluster*.yaml", read_config),
     ("kubernetes/Dockerfile", read_dockerfile),
+    ("train/prompts*.yaml", read_templates),
     ("train*/*.yaml", read_recipe),
     ("*.yaml", read_config),
 )
