@@ -177,6 +177,23 @@ def test_sessions_are_lost_when_the_budget_is_spent_never_wrong(llama, plain):
     assert set(statuses) == {DraftStatus.OK, DraftStatus.LOST}
 
 
+def test_a_token_that_breaks_the_model_costs_its_own_session_alone(llama, plain):
+    """Its embedding is not a number; nothing of it reaches the sessions beside it."""
+    drafter = load_tiny(llama)
+    tokens = text(9, 40)
+    expected = reference(plain, tokens, GREEDY, TREE)
+    bad = next(i for i in range(VOCAB) if i not in (*tokens, *expected.tree.tokens))
+    embedding = drafter._algorithm._model._model.get_input_embeddings()
+    with torch.no_grad():
+        embedding.weight[bad] = float("nan")
+    works = [open_work([7, bad, 9], GREEDY, TREE), open_work(tokens, GREEDY, TREE, session_id=2)]
+    works.append(open_work([bad], COINS, CHAIN, session_id=3))
+    broken, good, sampled = drafter.handle(works)
+    assert broken.status is sampled.status is DraftStatus.REFUSED
+    assert "finite" in broken.detail
+    assert_same(good, expected)
+
+
 def test_other_families_run_through_the_same_attention(tmp_path):
     """Norms on queries and keys, a head_dim of its own, and windows shorter than the text."""
     sizes = {
