@@ -37,7 +37,8 @@ class PlannerCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """plain_s: verification of a plain step. elapsed_s: by the cost model, waits as measured.
+    """plain_s: verification of a plain step without prompts. elapsed_s: what it became, by the
+    cost model, waits as measured.
 
     took_s: as measured, other_s of it neither verification nor wait.
     """
@@ -63,7 +64,7 @@ class Ledger:
         self._gone: set[int] = set()
         self._drafted = 0
         self._step: _Step | None = None
-        self._last_base_rows = 1
+        self._num_decoding = 1
 
     def open_step(self, views: Sequence[SequenceView]) -> bool:
         """Settle the step before and begin the next; False when speculating does not pay now."""
@@ -77,6 +78,7 @@ class Ledger:
         self._drafted = 0
         self._has_asked = False
         self._has_prompts = any(not v.decoding for v in views)
+        self._num_decoding = sum(v.decoding for v in views)
         self._speculating = {
             v.key for v in views if v.decoding and v.speculation.mode is SpeculationMode.AUTO
         }
@@ -97,10 +99,12 @@ class Ledger:
         self._has_asked = has_asked
 
     def base_rows(self, views: Sequence[SequenceView]) -> int:
-        """Rows of the coming step without drafts; with prompts about, those of the last one."""
-        if all(view.decoding for view in views):
-            return max(len(views), 1)
-        return max(len(views), self._last_base_rows)
+        """Rows of the coming step without drafts and without prompts.
+
+        What prompts take is owed whatever is drafted; counted in, it would make a step so dear
+        that drafts of any worth seemed cheap in it.
+        """
+        return max(sum(view.decoding for view in views), 1)
 
     def note_label(self, label: tuple[str, ...]) -> None:
         """Which option was chosen."""
@@ -137,13 +141,14 @@ class Ledger:
         """One step's measured times."""
         drafted = min(self._drafted, num_rows - 1)
         base = num_rows - drafted
-        self._last_base_rows = base
+        own = min(self._num_decoding, base)
         predicted_s = self._verify.seconds(num_rows, num_branching, context, drafted)
         self._verify.observe(num_rows, num_branching, context, drafted, verify_s)
         plain_s = self._verify.seconds(base, 0, context, 0)
         modelled_s = self._verify.seconds(num_rows, num_branching, context, drafted)
-        took_s = verify_s + wait_s + other_s
-        self._step = _Step(plain_s, max(modelled_s, plain_s) + wait_s, took_s, other_s)
+        own_s = plain_s if own == base else self._verify.seconds(max(own, 1), 0, context, 0)
+        elapsed_s = own_s + max(modelled_s - plain_s, 0.0) + wait_s
+        self._step = _Step(own_s, elapsed_s, verify_s + wait_s + other_s, other_s)
         counts = self.counts
         counts.num_steps += 1
         counts.num_plain_steps += not drafted
