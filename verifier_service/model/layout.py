@@ -10,7 +10,9 @@ masked, behind its end. FlexAttention has groups of its own (flex_layout.py).
 
     flat rows   [ span a | span b | span c | ... | padding ]
 
-Rows are padded to a multiple; padding rows carry token 0, position 0 and slot 0 (scrap).
+Rows are padded to a multiple, and more than a tile's worth of them to multiples of MANY_ROWS, so
+that few distinct shapes occur: a CPU's kernels are compiled per shape and kept (a millisecond and
+about 3 MB for each matrix). Padding rows carry token 0, position 0 and slot 0 (scrap).
 
 Shapes: R flat rows, B blocks of a group, n rows per block, T tiles, P = T * TILE positions.
 """
@@ -29,6 +31,9 @@ from verifier_service.step import Span
 
 BLOCK_ROWS = 64
 """Rows of a prompt chunk whose attention is computed together."""
+
+MANY_ROWS: Final = 16
+"""What steps of more than BLOCK_ROWS rows are padded to."""
 
 _GROUP_COST: Final = 95.0
 _TREE_COST: Final = 130.0
@@ -115,7 +120,7 @@ def lay_out(
     first_rows = [0, *itertools.accumulate(span.num_rows for span in spans)]
     num_rows = first_rows[-1]
     ids = [token for span in spans for token in span.token_ids]
-    padding = -num_rows % multiple
+    padding = -num_rows % (multiple if num_rows <= BLOCK_ROWS else max(multiple, MANY_ROWS))
     depths = [_depths(span) for span in spans]
     positions = [
         span.start + depth for span, own in zip(spans, depths, strict=True) for depth in own
