@@ -150,7 +150,11 @@ async def _in_outrider(
     """Steps of every answer, the drafter in this process so that nothing is late."""
     config = parse_config(
         {
-            "verifier": {"target": str(target), "engine": {"num_slots": 16384, "max_running": 8}},
+            "verifier": {
+                "target": str(target),
+                # Room for every draft beside every prompt: a round without one is no difference.
+                "engine": {"num_slots": 16384, "max_running": 8, "max_tokens_per_step": 2048},
+            },
             "drafters": [
                 {"name": "eagle3", "kind": "eagle3", "checkpoint": str(head), "colocated": True}
             ],
