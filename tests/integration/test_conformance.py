@@ -122,18 +122,15 @@ class Changed:
         self._inner = heads()
         self._works, self._result, self._wait_s = works, result, wait_s
         self.capabilities = replace(self._inner.capabilities, **(record or {}))
-        self._has_rows = False
 
     def handle(self, works):
-        if self._has_rows:
-            time.sleep(self._wait_s)
+        time.sleep(self._wait_s)
         kept = [changed for w in works if (changed := self._works(w)) is not None]
         asked = [w for w in kept if not w.close]
         results = self._inner.handle(kept)
         return [self._result(w, r) for w, r in zip(asked, results, strict=True)]
 
     def absorb(self, pieces):
-        self._has_rows = self._wait_s > 0
         return self._inner.absorb(pieces)
 
     def load(self):
