@@ -177,7 +177,13 @@ class HandleBackend:
 
     async def _look(self) -> tuple[VerifierReport, ...]:
         """One look: who answers now. For new requests silence must last for several looks before
-        it counts: a machine under load must not look like a dead one."""
+        it counts: a machine under load must not look like a dead one.
+
+        A replica that hangs spoils the whole broadcast. Where there are several, a look that timed
+        out says nothing of the others, so it never counts: whoever meets the one that hangs gives
+        it up after `silence_s` and goes on elsewhere.
+        """
+        is_spoilt = False
         try:
             results = await self._verifier.broadcast("describe").results_async(
                 timeout_s=self._timeout_s, return_exceptions=True
@@ -185,11 +191,11 @@ class HandleBackend:
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("verifiers do not answer: %s", type(error).__name__)
             results = []
+            is_spoilt = isinstance(error, TimeoutError) and len(self._reports) > 1
         reports = tuple(
             r for r in results if isinstance(r, VerifierReport) and r.silent_s < self._silence_s
         )
-        # One replica that hangs spoils the whole broadcast; the runs of others speak for them.
-        is_silent = not reports and not self._heard
+        is_silent = not reports and not self._heard and not is_spoilt
         self._num_silent = self._num_silent + 1 if is_silent else 0
         self._heard = False
         if reports or self._num_silent >= SILENT_LOOKS:

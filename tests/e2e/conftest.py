@@ -95,7 +95,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
                 },
             },
         ],
-        "router": {"period_s": 0.5, "silence_s": 5},
+        "router": {"period_s": 0.5, "silence_s": 10},
         "http": {"placement": small, "max_requests": 64},
     }
     cluster = start_cluster(config, directory, free_port())

@@ -254,7 +254,7 @@ def test_a_killed_drafter_changes_no_text_and_drafting_resumes(live: LiveCluster
 
 @pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
 def test_a_verifier_that_goes_changes_no_text(live: LiveCluster, blow: signal.Signals) -> None:
-    options = sampled(0.6, 900)
+    options = sampled(0.6, 1200)
     prompts = [f"{PROMPT} {number}" for number in range(4)]
 
     async def go() -> list[tuple[int, ...]]:

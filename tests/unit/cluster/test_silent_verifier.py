@@ -149,7 +149,22 @@ def test_verifiers_that_make_no_steps_are_not_counted_on():
     assert asyncio.run(count()) == 1
 
 
-def test_runs_of_one_verifier_speak_for_it_while_another_spoils_every_look():
+@pytest.mark.parametrize(("names", "left"), [("ab", 2), ("a", 0)])
+def test_a_look_that_one_verifier_spoils_says_nothing_of_the_others(names, left):
+    async def count() -> object:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        handle.is_spoilt = True
+        for _ in range(SILENT_LOOKS):
+            found = (await backend.statistics())["verifier_replicas"]
+        await backend.close()
+        return found
+
+    handle = Handle([], [report(name) for name in names])
+    assert asyncio.run(count()) == left
+
+
+def test_runs_of_a_verifier_alone_speak_for_it_while_looks_fail():
     async def served() -> list[int]:
         backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
         await backend.start()
@@ -165,5 +180,25 @@ def test_runs_of_one_verifier_speak_for_it_while_another_spoils_every_look():
         await backend.close()
         return counts
 
-    handle = Handle([talks], [report("a"), report("b")])
-    assert asyncio.run(served()) == [2] * (2 * SILENT_LOOKS - 1) + [0]
+    handle = Handle([talks], [report("a")])
+    assert asyncio.run(served()) == [1] * (2 * SILENT_LOOKS - 1) + [0]
+
+
+def test_all_requests_of_a_verifier_that_hangs_go_on_elsewhere():
+    async def all_of(count: int) -> list[list[int]]:
+        backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
+        await backend.start()
+        handle.is_spoilt = True
+
+        async def one() -> list[int]:
+            async with aclosing(backend.generate(ASKED)) as runs:
+                return [token async for run in runs for token in run.ids]
+
+        try:
+            return await asyncio.gather(*(one() for _ in range(count)))
+        finally:
+            await backend.close()
+
+    count = 2 * SILENT_LOOKS
+    handle = Handle([hangs_after_two] * count + [goes_on] * count, [report("a"), report("b")])
+    assert asyncio.run(all_of(count)) == [[5, 6, 7, 8]] * count
