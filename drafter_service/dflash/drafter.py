@@ -156,12 +156,5 @@ class BlockDrafter:
         return self._packed.run(ids_N, positions_N, attend, config.block_size)
 
 
-def run_alone(
-    drafter: BlockDrafter, jobs: Sequence[Job[BlockSession]], make_room: MakeRoom
-) -> list[Outcome]:
-    """The reference for `BlockDrafter.run`: a plain loop over sessions."""
-    return [outcome for job in jobs for outcome in drafter.run([job], make_room)]
-
-
 def _refused(detail: str) -> Outcome:
     return Outcome(DraftStatus.REFUSED, detail=detail)

@@ -14,7 +14,6 @@ FAIR_S = 5.0
 """A draft that waits longer than this while another session's rows are absorbed is starved."""
 
 _MANY = 300
-_LOST_OR_REFUSED = (DraftStatus.LOST, DraftStatus.REFUSED)
 
 
 def record_is_whole(bench: Bench) -> None:

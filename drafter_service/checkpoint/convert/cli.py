@@ -22,6 +22,7 @@ from drafter_service.checkpoint.convert import blocks, eagle3
 from drafter_service.checkpoint.convert.pickled import has_only_pickles, read_pickled
 from drafter_service.checkpoint.convert.source import Converted, Source, read_source
 from drafter_service.checkpoint.describe import describe, target_layers
+from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.eagle3.config import Eagle3Config
 from protos.errors import CheckpointError, ConfigError, OutriderError
 
@@ -73,7 +74,7 @@ def convert(
         folder, safe = Path(scratch), source
         if has_only_pickles(source):
             safe = folder / "safe"
-            config = json.loads((source / "config.json").read_text())
+            config = read_json(source / "config.json")
             write_checkpoint(safe, Converted(config, read_pickled(source)))
         elif layout == SAFETENSORS:
             raise ConfigError(f"{source.name!r} holds safetensors already")

@@ -6,13 +6,13 @@ refused or waste memory. It is still not used while serving: only this command, 
 file that its user chose, reads such files, and what it writes is safetensors.
 """
 
-import json
 import pickle  # for its error's name alone
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from drafter_service.checkpoint.safetensors_header import read_json
 from protos.errors import CheckpointError
 
 _SINGLE = "pytorch_model.bin"
@@ -30,7 +30,10 @@ def pickled_files(directory: Path) -> list[Path]:
     if not index.is_file():
         single = directory / _SINGLE
         return [single] if single.is_file() else sorted(directory.glob("*.bin"))[:1]
-    names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{_INDEX} has no weight_map")
+    names = sorted({str(name) for name in files.values()})
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():
             raise CheckpointError(f"the index names {name!r}, which is not a file beside it")

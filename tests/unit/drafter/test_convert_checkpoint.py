@@ -252,3 +252,15 @@ def test_nothing_is_overwritten_and_nothing_is_made_of_nothing(tmp_path, capsys)
     absent = ["convert", str(tmp_path / "no"), str(tmp_path / "out"), "--to", "sglang"]
     assert main(absent) == 1
     assert "no directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", "{}"])
+def test_a_broken_index_of_pickles_is_refused_by_name(tmp_path, capsys, broken):
+    source = tmp_path / "head"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / "pytorch_model.bin").write_bytes(b"")
+    (source / "pytorch_model.bin.index.json").write_text(broken)
+    assert main(["convert", str(source), str(tmp_path / "new"), "--to", "safetensors"]) == 1
+    assert "pytorch_model.bin.index.json" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
