@@ -20,6 +20,7 @@ from protos.params import Acceptance
 from tests.fakes import Client, FakeDrafting, request, small_settings
 from tests.integration.exchange_house import until
 from tests.tiny import tiny_llama_dir
+from verifier_service.engine import drafting, rejection
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
 from verifier_service.engine.loop import Engine
@@ -34,11 +35,21 @@ TREE = Plan(PlanKind.TREE, 4, 3, 12)
 NUM_OUTPUT = 41
 """The prompt's own step gives one token, eight rounds of five the rest."""
 
+PATIENCE_S = 10.0
+"""Far longer than a draft takes on any machine: counts of drafts do not depend on its speed."""
+
 REQUESTS = [
     request("greedy", range(10, 30), NUM_OUTPUT, ignore_eos=True),
     request("warm", range(40, 57), NUM_OUTPUT, ignore_eos=True, temperature=1.0, seed=7),
     request("cut", range(9, 90), NUM_OUTPUT, ignore_eos=True, temperature=0.7, seed=-1, top_p=0.9),
 ]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Every draft is waited for, however slow the machine."""
+    monkeypatch.setattr(drafting, "MAX_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(rejection, "MIN_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +76,9 @@ def plain(target):
 
 
 def sizes():
-    return small_settings(page_size=16, num_slots=2048, max_prefill_chunk=64)
+    return small_settings(
+        page_size=16, num_slots=2048, max_prefill_chunk=64, max_draft_wait_s=PATIENCE_S
+    )
 
 
 def drafter_of(directory, target_dir):
@@ -87,7 +100,7 @@ def house(target, plan, security=None):
     exchange = DraftExchange(
         TargetEnd(facts.vocab_size, facts.max_context, facts.digest), rows, settings
     )
-    planner = StaticPlanner([SourcePlan("small", plan)], 2.0)
+    planner = StaticPlanner([SourcePlan("small", plan)], PATIENCE_S)
     return exchange, Client(Engine(target, exchange, planner, sizes(), rows))
 
 

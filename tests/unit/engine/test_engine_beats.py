@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,18 +14,35 @@ from verifier_service.engine.service import EngineService
 from verifier_service.engine.static_planner import StaticPlanner
 
 BEAT_S = 0.02
+LIMIT_S = 60.0
+NUM_STEPS = 20
 
 
-class Gated(HashTarget):
-    """A target whose steps wait for a gate once it is shut."""
+class Paced(HashTarget):
+    """A target whose steps take a while, so that a long request outlasts any stall of a test."""
 
     def __init__(self) -> None:
         super().__init__(97, max_context=4096)
-        self.gate = threading.Event()
-        self.gate.set()
 
     def forward(self, spans):
-        self.gate.wait()
+        time.sleep(BEAT_S / 10)
+        return super().forward(spans)
+
+
+class Gated(HashTarget):
+    """A target that stops inside a step after the first NUM_STEPS, until its gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__(97, max_context=4096)
+        self.is_stuck = threading.Event()
+        self.gate = threading.Event()
+        self._num_steps = 0
+
+    def forward(self, spans):
+        self._num_steps += 1
+        if self._num_steps > NUM_STEPS:
+            self.is_stuck.set()
+            self.gate.wait()
         return super().forward(spans)
 
 
@@ -58,7 +76,7 @@ def test_a_request_behind_a_full_engine_gets_signs_of_life():
         finally:
             await ahead.aclose()
 
-    with running(HashTarget(97, max_context=4096), max_running=1) as service:
+    with running(Paced(), max_running=1) as service:
         beat = asyncio.run(wait_behind(service))
     assert beat == TokenRun("behind", ())
 
@@ -66,27 +84,34 @@ def test_a_request_behind_a_full_engine_gets_signs_of_life():
 def test_a_hanging_engine_gives_no_sign_of_life_and_counts_its_silence():
     target = Gated()
 
-    async def hang(service: EngineService) -> list[TokenRun]:
-        stream = service.generate(request("a", [1], 4000), BEAT_S)
-        await anext(stream)
-        target.gate.clear()
-        # Runs of steps that were under way, then nothing.
-        while service.silent_s < 5 * BEAT_S:
-            await asyncio.sleep(BEAT_S)
-        later = []
-        try:
-            async with asyncio.timeout(5 * BEAT_S):
-                async for run in stream:
-                    later.append(run)
-        except TimeoutError:
-            pass
-        target.gate.set()
-        await stream.aclose()
-        return later
+    async def hang(service: EngineService) -> tuple[int, int]:
+        """How many runs had come by the time the engine was silent, and ten beats later."""
+        seen: list[TokenRun] = []
+
+        async def collect() -> None:
+            async for run in service.generate(request("a", [1], 4000), BEAT_S):
+                seen.append(run)
+
+        collecting = asyncio.create_task(collect())
+        async with asyncio.timeout(LIMIT_S):
+            while not target.is_stuck.is_set() or service.silent_s < 5 * BEAT_S:
+                await asyncio.sleep(BEAT_S)
+        # What was on its way when the engine stopped has arrived a moment later.
+        await asyncio.sleep(BEAT_S)
+        before = len(seen)
+        await asyncio.sleep(10 * BEAT_S)
+        after = len(seen)
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+        return before, after
 
     with running(target) as service:
-        later = asyncio.run(hang(service))
-        assert sum(not run.ids for run in later) <= 2
+        try:
+            before, after = asyncio.run(hang(service))
+        finally:
+            target.gate.set()
+    assert before >= NUM_STEPS
+    assert after == before
 
 
 def test_streams_that_do_not_ask_get_runs_with_tokens_only():
