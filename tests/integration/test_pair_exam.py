@@ -1,9 +1,14 @@
 """Pairs over the wire: a drafter that does not fit is left out, requests go on without it."""
 
+import threading
+from contextlib import closing
+
 import pytest
 
+from protos.exchange import DraftStatus, DraftWork
 from tests.integration.exchange_house import CHAIN, VOCAB, House, ask, oracle, plain_texts, until
 from tests.integration.fake_drafter import FakeDrafter, Mode
+from verifier_service.engine import remote_link
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.ports import SourcePlan
 from verifier_service.pairs.book import PairBook
@@ -44,8 +49,8 @@ def house(tmp_path):
 def drafter():
     made = []
 
-    def make(**options):
-        made.append(FakeDrafter(oracle(), VOCAB, **options).start())
+    def make(kind=FakeDrafter, **options):
+        made.append(kind(oracle(), VOCAB, **options).start())
         return made[-1]
 
     yield make
@@ -99,3 +104,41 @@ def test_a_drafter_that_breaks_the_contract_meanwhile_costs_speed_only(house, dr
     for request in REQUESTS:
         house.client.submit(request)
     assert house.client.finish() == plain_texts(REQUESTS)
+
+
+class EndsItsStream(FakeDrafter):
+    """Describes itself, and ends its stream at the first work."""
+
+    async def Draft(self, request_iterator, context):  # noqa: N802
+        await context.read()
+        self.num_streams += 1
+
+
+def test_exams_that_fail_leave_no_threads_behind(drafter, tmp_path):
+    remote = drafter(EndsItsStream, capabilities=DIGEST)
+    before = set(threading.enumerate())
+    with closing(House(PLANS, exam=lambda target: CountingExam(tmp_path, target))) as house:
+        house.offer("fake", remote.address, wait=False)
+        until(lambda: remote.num_streams >= 4)
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+class LateExam:
+    """Asks its one question after more than the time a replica is given to answer."""
+
+    def __init__(self):
+        self.statuses = []
+
+    def trouble(self, capabilities, ask):
+        threading.Event().wait(1.5 * remote_link.EXAM_S)
+        self.statuses.append(ask(DraftWork(1, capabilities.incarnation, 1, 0, (5,))).status)
+        return ""
+
+
+def test_an_exam_that_waits_for_another_has_all_its_time_still(drafter, monkeypatch):
+    monkeypatch.setattr(remote_link, "EXAM_S", 1.0)
+    exam, remote = LateExam(), drafter(capabilities=DIGEST)
+    with closing(House(PLANS, exam=lambda _: exam)) as house:
+        house.offer("fake", remote.address)
+    assert exam.statuses == [DraftStatus.LOST]
+    assert remote.num_streams == 1

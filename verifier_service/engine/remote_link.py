@@ -42,7 +42,7 @@ LONGEST_PAUSE_S: Final = 1.0
 """Between attempts to connect: drafting is back within seconds of the drafter's return."""
 
 EXAM_S: Final = 30.0
-"""What a replica is given to show that it belongs to the target."""
+"""What a replica is given, from the first question on, to show that it belongs to the target."""
 
 PATIENCE_S: Final = 1.0
 """What a peer is given to end its streams before they are cut."""
@@ -79,6 +79,11 @@ class _Connection:
     stub: rpc.DrafterStub
     drafts: "_Outbox[pb.DraftRequest]" = field(default_factory=_Outbox)
     pieces: "_Outbox[pb.ContextPiece]" = field(default_factory=_Outbox)
+
+    def end(self) -> None:
+        """Half-close both streams; also what lets grpc's threads that read the outboxes go."""
+        self.drafts.end()
+        self.pieces.end()
 
 
 class RemoteLink:
@@ -150,8 +155,7 @@ class RemoteLink:
         self._closing.set()
         connection = self._connection
         if connection is not None:
-            connection.drafts.end()
-            connection.pieces.end()
+            connection.end()
         timer = threading.Timer(PATIENCE_S, self._cut)
         timer.daemon = True
         timer.start()
@@ -192,29 +196,36 @@ class RemoteLink:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _talk(self, channel: grpc.Channel) -> None:
-        """Describe, open both streams, and read drafts until the connection ends."""
+        """Describe, open both streams, examine, and read until the connection ends."""
         stub = rpc.DrafterStub(channel)  # type: ignore[no-untyped-call]  # generated code
         description = stub.Describe(
             encode_describe_request(), timeout=CONNECT_TIMEOUT_S, metadata=self._metadata
         )
         capabilities, load = decode_description(description)
         connection = _Connection(stub)
-        drafts = stub.Draft(iter(connection.drafts), metadata=self._metadata)
-        acks = stub.Context(iter(connection.pieces), metadata=self._metadata)
-        trouble = self._examine(capabilities, connection, drafts)
-        self._connection = connection
-        self._said = ""
-        self._events.put(PeerUp(self._peer_id, capabilities, load, trouble))
+        try:
+            drafts = stub.Draft(iter(connection.drafts), metadata=self._metadata)
+            acks = stub.Context(iter(connection.pieces), metadata=self._metadata)
+            trouble = self._examine(capabilities, connection, drafts)
+            self._connection = connection
+            self._said = ""
+            self._events.put(PeerUp(self._peer_id, capabilities, load, trouble))
+            self._read(drafts, acks)
+        finally:
+            connection.end()
+
+    def _read(self, drafts: "grpc.Call", acks: "grpc.Call") -> None:
+        """Read both streams until the one with drafts ends."""
         reader = threading.Thread(
             target=self._read_acks, args=(acks, drafts), name="acks", daemon=True
         )
         reader.start()
         try:
-            for message in drafts:
+            for message in drafts:  # type: ignore[attr-defined]  # grpc-stubs: calls iterate
                 self._check_flood()
                 self._events.put(self._decode_answer(message))
         finally:
-            acks.cancel()
+            acks.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs
             reader.join()
 
     def _examine(
@@ -224,7 +235,12 @@ class RemoteLink:
         if self._exam is None:
             return ""
 
+        timer = threading.Timer(EXAM_S, drafts.cancel)
+        timer.daemon = True
+
         def ask(work: DraftWork) -> DraftResult | None:
+            if timer.ident is None:  # an exam may first wait for another replica's
+                timer.start()
             connection.drafts.put(encode_draft_request(0, EXAM_S, [work]))
             if work.close:
                 return None
@@ -236,9 +252,6 @@ class RemoteLink:
                     if (result.session_id, result.base_len) == (work.session_id, work.base_len):
                         return result
 
-        timer = threading.Timer(EXAM_S, drafts.cancel)
-        timer.daemon = True
-        timer.start()
         try:
             return self._exam.trouble(capabilities, ask)
         except StopIteration as error:
@@ -276,8 +289,6 @@ class RemoteLink:
     def _leave(self, channel: grpc.Channel) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.drafts.end()
-            connection.pieces.end()
             self._events.put(PeerDown(self._peer_id, "connection ended"))
         channel.close()
 
