@@ -32,7 +32,7 @@ class PairBook:
         self._target = target
         self._min_agreement = min_agreement
         self._scores: dict[str, PairScore] = {}
-        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
         self._rng = random.SystemRandom()
 
     @property
@@ -45,16 +45,19 @@ class PairBook:
 
         Asks it some hundred times when its digest was not met before. A drafter without a digest
         (it has no weights that could be the wrong ones) is not tested, nor one that fails or is
-        full meanwhile: that says nothing about the pair.
+        full meanwhile: that says nothing about the pair. Waits only while another thread tests
+        the same digest.
         """
-        if not capabilities.digest or self._min_agreement <= 0:
+        digest = capabilities.digest
+        if not digest or self._min_agreement <= 0:
             return ""
-        with self._lock:
-            score = self._scores.get(capabilities.digest)
-            if score is None:
-                score = self._test(capabilities, ask)
+        score = self._scores.get(digest)
+        if score is None:
+            with self._locks.setdefault(digest, threading.Lock()):
+                # Looked up again: whoever held the lock may have settled it.
+                score = self._scores.get(digest) or self._test(capabilities, ask)
                 if score.is_decisive:
-                    self._scores[capabilities.digest] = score
+                    self._scores[digest] = score
         return score.trouble(self._min_agreement)
 
     def _test(self, capabilities: Capabilities, ask: Ask) -> PairScore:

@@ -109,7 +109,12 @@ def closing_work(capabilities: Capabilities, session_id: int) -> DraftWork:
 def try_pair(
     text: ReadText, form: RowForm, capabilities: Capabilities, session_id: int, ask: Ask
 ) -> PairScore:
-    """As `score_pair`, the session closed; a drafter that fails decides nothing."""
+    """As `score_pair`, the session closed; a drafter that fails decides nothing.
+
+    Nothing is asked, and nothing decided, where there is no text.
+    """
+    if not text.token_ids:
+        return PairScore(0, 0, 0, "the target's tokenizer gives no test text")
     try:
         return score_pair(text, form, capabilities, session_id, ask)
     except OutriderError as error:

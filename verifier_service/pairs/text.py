@@ -5,6 +5,7 @@ rows of every token: all that a drafter is shown. Knows no drafter. Runs before 
 allocates its pool, because it allocates one itself.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,24 @@ drops of water. Precipitation is when the drops of water fall to the ground as r
 """Plain and predictable on purpose: a drafter that fits its target guesses much of it."""
 
 
+UNREADABLE: Final = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for files that it cannot make a tokenizer of: a package is missing
+(sentencepiece, tiktoken, protobuf), code of the model's own would have to run, odd settings."""
+
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadText:
-    """What the target made of the text. Of N tokens:
+    """What the target made of the text. Of N tokens (0: there is no text, nothing is tested):
 
     choices: its greedy choice after tokens [0, t], for every t. rows: rows [0, N) by tap key.
     """
@@ -56,12 +72,22 @@ class ReadText:
 def text_ids(target_dir: Path, vocab_size: int) -> tuple[int, ...]:
     """The text in the target's ids, as many as are looked at.
 
-    A target without a tokenizer reads a fixed walk over its vocabulary instead.
+    A target without a tokenizer reads a fixed walk over its vocabulary instead. One whose
+    tokenizer cannot be read has no text: (). Tests of pairs never keep a target from starting.
     """
     most = NUM_CONTEXT + NUM_POSITIONS
     if any((target_dir / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        tokenizer = AutoTokenizer.from_pretrained(target_dir, local_files_only=True)
-        ids = [token for token in tokenizer.encode(TEXT) if token < vocab_size]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(target_dir, local_files_only=True)
+            ids = [token for token in tokenizer.encode(TEXT) if token < vocab_size]
+        except UNREADABLE as error:
+            logger.warning(
+                "pairs are not tested: the tokenizer in %s cannot be read: %s: %s",
+                target_dir.name,
+                type(error).__name__,
+                error,
+            )
+            return ()
         if len(ids) >= most:
             return tuple(ids[:most])
     return tuple((7 + 31 * place) % vocab_size for place in range(most))
@@ -70,9 +96,11 @@ def text_ids(target_dir: Path, vocab_size: int) -> tuple[int, ...]:
 def read_text(target: Target, token_ids: Sequence[int], taps: Sequence[str]) -> ReadText:
     """One forward over the text. taps: keys of the rows to keep.
 
-    Allocates the target's pool anew.
+    Allocates the target's pool anew, unless there is no text.
     """
     ids = tuple(token_ids[: target.facts.max_context])
+    if not ids:
+        return ReadText((), (), {})
     target.allocate(1 + len(ids))
     slots = torch.arange(1, 1 + len(ids), dtype=torch.int64)
     logits = target.forward([Span(0, ids, 0, slots, num_logits=len(ids), first_slot=1)])

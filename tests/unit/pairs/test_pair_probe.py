@@ -1,5 +1,8 @@
 """The test of a pair: what a drafter is shown, how its guesses are counted, when it is refused."""
 
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -133,6 +136,34 @@ def test_a_pair_is_tested_once(text):
     assert list(book.scores) == ["digest"]
 
 
+def test_a_silent_drafter_delays_no_digest_but_its_own(text):
+    book, met, spoken = PairBook(text, end()), threading.Event(), threading.Event()
+    book.trouble(CHAINS, Guesser())
+    twin = Guesser()
+
+    def silent(work):
+        met.set()
+        assert spoken.wait(60)
+
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            unheard = replace(CHAINS, digest="silent", raw_width=0)
+            other = replace(CHAINS, digest="other", raw_width=0)
+            first = threads.submit(book.trouble, unheard, silent)
+            assert met.wait(10)
+            known = threads.submit(book.trouble, CHAINS, silent)
+            new = threads.submit(book.trouble, other, Guesser(1000))
+            same = threads.submit(book.trouble, unheard, twin)
+            assert known.result(10) == ""
+            assert new.result(10) != ""
+            assert not first.done()
+            assert twin.works == []
+        finally:
+            spoken.set()
+        assert (first.result(10), same.result(10)) == ("", "")
+    assert book.scores["silent"].agreement == 1.0
+
+
 def test_a_drafter_without_a_digest_is_not_tested(text):
     drafter = Guesser(1000)
     assert PairBook(text, end()).trouble(replace(CHAINS, digest=""), drafter) == ""
@@ -205,3 +236,35 @@ def test_a_tree_without_nodes_is_no_guess(text):
     answers = Guesser()
     score = score_pair(text, RAW, CHAINS, 5, lambda w: replace(answers(w), tree=CandidateTree()))
     assert (score.num_agreed, score.num_drafted) == (0, 0)
+
+
+def edit_settings(directory, **values):
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def lose_sentencepiece(directory):
+    """A tokenizer of a package that is not installed; where it is, of a broken file."""
+    (directory / "tokenizer.json").unlink()
+    (directory / "spm_char.model").write_bytes(b"abc")
+    edit_settings(directory, tokenizer_class="SpeechT5Tokenizer")
+
+
+BREAK = {
+    "a package is missing": lose_sentencepiece,
+    "not JSON": lambda directory: (directory / "tokenizer.json").write_text("{"),
+    "odd JSON": lambda directory: (directory / "tokenizer_config.json").write_text("[]"),
+    "an odd setting": lambda directory: edit_settings(directory, bos_token=5),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_a_tokenizer_that_cannot_be_read_means_that_nothing_is_tested(tmp_path, caplog, how):
+    byte_tokenizer(384).save_pretrained(tmp_path)
+    BREAK[how](tmp_path)
+    ids = text_ids(tmp_path, 384)
+    assert "pairs are not tested" in caplog.text
+    nothing = read_text(HashTarget(VOCAB), ids, ["digest"])
+    drafter = Guesser(1000)
+    assert PairBook(nothing, end()).trouble(CHAINS, drafter) == ""
+    assert (drafter.works, drafter.closed) == ([], 0)
