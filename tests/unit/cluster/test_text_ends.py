@@ -55,6 +55,7 @@ def naive_num_tokens(ids: Sequence[int], stops: Sequence[str]) -> int:
     return len(ids)
 
 
+@settings(deadline=None)
 @given(VALID_IDS, st.integers(0, 3))
 def test_pieces_join_to_the_text_of_the_whole(ids: list[int], cut: int) -> None:
     ids = ids[: len(ids) - cut]
@@ -65,6 +66,7 @@ def test_pieces_join_to_the_text_of_the_whole(ids: list[int], cut: int) -> None:
     assert detokenizer.flush() == ""
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=60))
 def test_bytes_that_are_no_text_are_shown_in_the_end(ids: list[int]) -> None:
     detokenizer = Detokenizer(decode)
@@ -72,7 +74,7 @@ def test_bytes_that_are_no_text_are_shown_in_the_end(ids: list[int]) -> None:
     assert joined.replace(REPLACEMENT, "") == decode(ids).replace(REPLACEMENT, "")
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(
     VALID_IDS,
     st.lists(st.text("abé世 ", min_size=1, max_size=4), max_size=3),
@@ -98,6 +100,7 @@ def test_first_completed_stop_wins_whatever_the_runs(
     assert num_tokens == naive_num_tokens(ids, stops)
 
 
+@settings(deadline=None)
 @given(VALID_IDS, CUTS)
 def test_without_stops_nothing_waits_for_the_end(ids: list[int], cuts: list[int]) -> None:
     stream = TextStream(decode)
