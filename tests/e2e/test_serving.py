@@ -270,13 +270,16 @@ def test_a_verifier_that_goes_changes_no_text(live: LiveCluster, blow: signal.Si
     before = live.replicas("verifier")
     assert len(before) == 2
     failovers = live.statistic("outrider_failovers_total")
-    broken = asyncio.run(go())
-    assert live.statistic("outrider_failovers_total") > failovers
-    with live.client() as client:
-        assert broken == [client.complete(p, **options).token_ids for p in prompts]
-    with contextlib.suppress(ProcessLookupError):
-        # Serve itself takes minutes to give up one that hangs.
-        os.kill(victims[0], signal.SIGKILL)
+    try:
+        broken = asyncio.run(go())
+        assert live.statistic("outrider_failovers_total") > failovers
+        with live.client() as client:
+            assert broken == [client.complete(p, **options).token_ids for p in prompts]
+    finally:
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                # Serve itself takes minutes to give up one that hangs.
+                os.kill(victim, signal.SIGKILL)
     wait_for(
         lambda: len(live.replicas("verifier")) == 2 and live.replicas("verifier") != before,
         "a new verifier",
