@@ -72,15 +72,6 @@ def checkpoint_dir(checkpoint: str) -> Path:
     return directory
 
 
-def head_device(name: str) -> torch.device:
-    """Where to compute. Raises ConfigError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda is not available here")
-    return torch.device(name)
-
-
 def head_capabilities(
     settings: DrafterSettings, opened: OpenedCheckpoint, incarnation: int, fused_width: int
 ) -> Capabilities:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from drafter_service.checkpoint.describe import describe
 from drafter_service.checkpoint.description import CheckpointDescription
 from drafter_service.checkpoint.safetensors_header import read_json
+from drafter_service.checkpoint.tensors import read_target_ids, read_tensor
 from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.head import Eagle3Head
 from protos.errors import CheckpointError
@@ -76,7 +76,9 @@ def head_of(
 
 def read_weights(directory: Path, described: CheckpointDescription[Any]) -> dict[str, Tensor]:
     """{parameter: tensor} of everything described. Raises CheckpointError for what is no float."""
-    weights = {ours: _read(directory, described, name) for ours, name in described.names.items()}
+    weights = {
+        ours: read_tensor(directory, described, name) for ours, name in described.names.items()
+    }
     for name, weight in weights.items():
         if weight.dtype not in _FLOATS:
             raise CheckpointError(f"{name}: expected floating point, got {weight.dtype}")
@@ -102,37 +104,9 @@ def lend(
         weights["lm_head.weight"] = _borrowed("lm_head", taken, shape)
 
 
-def read_target_ids(directory: Path, described: CheckpointDescription[Any]) -> Tensor:
-    """[W] target id of every draft id: i + d2t[i], or the identity; checked against t2d."""
-    ids_W = torch.arange(described.draft_vocab_size)
-    names = {name.removeprefix("model."): name for name in described.tensors}
-    if "d2t" in names:
-        offsets_W = _read(directory, described, names["d2t"])
-        if offsets_W.is_floating_point():
-            raise CheckpointError(f"d2t: expected integers, got {offsets_W.dtype}")
-        ids_W = ids_W + offsets_W.to(torch.int64)
-    if int(ids_W.min()) < 0 or int(ids_W.max()) >= described.vocab_size:
-        raise CheckpointError(f"d2t leads outside the vocabulary of {described.vocab_size}")
-    if len(set(ids_W.tolist())) != len(ids_W):
-        raise CheckpointError("d2t maps two draft ids to one target id")
-    if "t2d" in names:
-        kept_V = _read(directory, described, names["t2d"]).to(torch.bool)
-        expected_V = torch.zeros(described.vocab_size, dtype=torch.bool)
-        expected_V[ids_W] = True
-        if not torch.equal(kept_V, expected_V):
-            raise CheckpointError("t2d and d2t name different target ids")
-    return ids_W
-
-
 def _borrowed(name: str, weight: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     if weight is None:
         raise CheckpointError(f"the head has no {name}.weight and no target's was given")
     if tuple(weight.shape) != shape:
         raise CheckpointError(f"target {name} {tuple(weight.shape)}, expected {shape}")
     return weight
-
-
-def _read(directory: Path, described: CheckpointDescription[Any], name: str) -> Tensor:
-    with safe_open(directory / described.tensors[name].file, framework="pt") as stream:
-        tensor: Tensor = stream.get_tensor(name)
-    return tensor

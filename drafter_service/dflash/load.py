@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drafter_service.checkpoint.block_reader import read_block_net
 from drafter_service.config import DrafterSettings
+from drafter_service.device import compute_device
 from drafter_service.dflash.config import BlockConfig
 from drafter_service.dflash.drafter import BlockDrafter
 from drafter_service.dflash.session import BlockSession
@@ -16,7 +17,6 @@ from drafter_service.head_loading import (
     DTYPES,
     MIB,
     head_capabilities,
-    head_device,
     open_checkpoint,
 )
 from drafter_service.service import SessionDrafter
@@ -42,7 +42,7 @@ def load_block(
         shared.lm_head,
         DTYPES[settings.dtype],
     )
-    net = net.to(head_device(settings.device))
+    net = net.to(compute_device(settings.device))
     algorithm = BlockDrafter(net, limits.cache_mb * MIB, limits.max_context)
     fused_width = config.hidden_size if opened.described.projection else 0
     capabilities = replace(

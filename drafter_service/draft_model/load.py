@@ -13,6 +13,7 @@ import torch
 from drafter_service.cache import KvSlab
 from drafter_service.checkpoint.safetensors_header import read_json
 from drafter_service.config import DrafterSettings
+from drafter_service.device import compute_device
 from drafter_service.draft_model.attention import PackedRows
 from drafter_service.draft_model.drafter import DraftModel
 from drafter_service.draft_model.model import (
@@ -42,7 +43,7 @@ def load_draft_model(
     directory = Path(settings.checkpoint)
     if not settings.checkpoint or not directory.is_dir():
         raise ConfigError("kind draft_model needs `checkpoint`: the directory of a causal model")
-    model = read_model(directory, _DTYPES[settings.dtype]).to(_device(settings.device))
+    model = read_model(directory, _DTYPES[settings.dtype]).to(compute_device(settings.device))
     config = text_config(model)
     num_ids = vocab_size = int(config.vocab_size)
     target_digest = ""
@@ -81,14 +82,6 @@ def _vocab_size(directory: Path) -> int:
     if not isinstance(size, int):
         raise CheckpointError("the target's config.json states no vocab_size")
     return size
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda is not available here")
-    return torch.device(name)
 
 
 def _capabilities(

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from drafter_service.checkpoint.eagle_reader import eagle_head_of
 from drafter_service.config import DrafterSettings
+from drafter_service.device import compute_device
 from drafter_service.eagle.drafter import Eagle
 from drafter_service.feature_head import HeadSession
 from drafter_service.head_loading import (
     DTYPES,
     MIB,
     head_capabilities,
-    head_device,
     open_checkpoint,
 )
 from drafter_service.service import SessionDrafter
@@ -23,7 +23,7 @@ def load_eagle(
     opened = open_checkpoint(settings, target_dir, "eagle")
     head = eagle_head_of(
         opened.described, opened.directory, opened.shared, DTYPES[settings.dtype]
-    ).to(head_device(settings.device))
+    ).to(compute_device(settings.device))
     limits = settings.limits
     algorithm = Eagle(head, limits.cache_mb * MIB, limits.max_context + limits.max_depth)
     capabilities = head_capabilities(settings, opened, incarnation, fused_width=0)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from drafter_service.checkpoint.eagle3_reader import head_of
 from drafter_service.config import DrafterSettings
+from drafter_service.device import compute_device
 from drafter_service.eagle3.drafter import Eagle3
 from drafter_service.feature_head import HeadSession
 from drafter_service.head_loading import (
     DTYPES,
     MIB,
     head_capabilities,
-    head_device,
     open_checkpoint,
 )
 from drafter_service.service import SessionDrafter
@@ -22,7 +22,7 @@ def load_eagle3(
     """Raises ConfigError, CheckpointError or IncompatiblePair, naming what is wrong."""
     opened = open_checkpoint(settings, target_dir, "eagle3")
     head = head_of(opened.described, opened.directory, opened.shared, DTYPES[settings.dtype])
-    head = head.to(head_device(settings.device))
+    head = head.to(compute_device(settings.device))
     limits = settings.limits
     algorithm = Eagle3(head, limits.cache_mb * MIB, limits.max_context + limits.max_depth)
     fused_width = head.config.hidden_size if head.config.has_fc else 0
