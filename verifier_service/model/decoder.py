@@ -133,10 +133,25 @@ class ModulesDecoder:
     def matrices(self) -> list[Matrix]:
         """Decoder.matrices."""
         return [
-            Matrix(module.out_features, module.in_features, module)
+            Matrix(module.out_features, module.in_features, module, limit=_limit_of(module))
             for module in self._model.modules()
             if isinstance(module, torch.nn.Linear)
         ]
+
+
+def _limit_of(module: torch.nn.Linear) -> Callable[[int], None]:
+    """Sets how many rows the module multiplies at once, by its own forward in parts."""
+
+    def limit(most_rows: int) -> None:
+        whole = type(module).forward
+
+        def in_parts(x: torch.Tensor) -> torch.Tensor:
+            parts = x.flatten(0, -2).split(most_rows)  # type: ignore[no-untyped-call]
+            return torch.cat([whole(module, p) for p in parts]).view(*x.shape[:-1], -1)
+
+        module.forward = in_parts  # type: ignore[method-assign,assignment]
+
+    return limit
 
 
 def register_attention() -> None:

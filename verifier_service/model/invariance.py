@@ -1,7 +1,8 @@
 """The load-time check that a token's logits depend on its own prefix alone, bit for bit.
 
 Two parts. `find_multiple` measures, for every distinct matrix, to what multiple rows must be
-padded so that a row's result ignores its neighbours and their number. `check_steps` then runs
+padded so that a row's result ignores its neighbours and their number; where no padding does, it
+limits how many rows that matrix takes at once. `check_steps` then runs
 small steps through the whole target (prompt in one chunk, in pieces, token by token on scattered
 slots, branching trees, several requests at once) and compares logits with torch.equal. Nothing
 is taken on faith from another machine; what fails is reported, not hidden.
@@ -21,6 +22,8 @@ _COUNTS: tuple[int, ...] = (*range(4, 68, 4), 96, 128, 256, 512)
 """Row counts tried: every padded size that decoding has, and sizes of prompt chunks."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
+_LEAST_LIMIT = 16
+"""Matrices are not cut into parts of fewer rows than this: such a target is reported instead."""
 CHECK_SLOTS = 512
 """Slots that check_steps needs."""
 
@@ -30,54 +33,95 @@ class Matrix:
     """One matrix of a target: y = apply(x) for x [R, num_inputs].
 
     kind: what tells products of the same shape apart (a residual added by the kernel).
+    limit: makes `apply` take at most so many rows at once; None where that cannot be done.
     """
 
     num_outputs: int
     num_inputs: int
     apply: Callable[[torch.Tensor], torch.Tensor]
     kind: str = "product"
+    limit: Callable[[int], None] | None = None
 
 
 @torch.inference_mode()
 def find_multiple(
     matrices: Iterable[Matrix], dtype: torch.dtype, device: torch.device | None = None
 ) -> tuple[int, str]:
-    """The smallest padding that makes rows independent, and "" or what no padding cures.
+    """The smallest padding that makes rows independent, and "" or what nothing cures.
 
-    device: where the matrices are; None: the CPU.
+    Where no padding does, kernels change with the number of rows: then every matrix is limited to
+    the most rows up to which all agree. device: where the matrices are; None: the CPU.
     """
-    distinct = {(m.num_outputs, m.num_inputs, m.kind): m for m in matrices}
+    found = list(matrices)
+    distinct = {(m.num_outputs, m.num_inputs, m.kind): m for m in found}
     failed = ""
     for multiple in MULTIPLES:
-        failed = ""
-        for matrix in distinct.values():
-            count = _first_difference(matrix, multiple, dtype, device)
-            if count:
-                failed = (
-                    f"{matrix.kind} ({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a "
-                    f"row among {count} differs from the same row among more"
-                )
-                break
+        failed = _failure(distinct.values(), multiple, dtype, device)
         if not failed:
             return multiple, ""
-    return MULTIPLES[0], failed
+    multiple = MULTIPLES[0]
+    rows = min(_agreeing_rows(matrix, multiple, dtype, device) for matrix in distinct.values())
+    if rows < _LEAST_LIMIT or any(matrix.limit is None for matrix in found):
+        return multiple, failed
+    for matrix in found:
+        if matrix.limit is not None:
+            matrix.limit(rows)
+    return multiple, _failure(distinct.values(), multiple, dtype, device)
+
+
+def _failure(
+    matrices: Iterable[Matrix], multiple: int, dtype: torch.dtype, device: torch.device | None
+) -> str:
+    """The first matrix whose rows depend on their number, "" if there is none."""
+    for matrix in matrices:
+        count = _first_difference(matrix, multiple, dtype, device)
+        if count:
+            return (
+                f"{matrix.kind} ({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a "
+                f"row among {count} differs from the same row among more"
+            )
+    return ""
+
+
+def _agreeing_rows(
+    matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
+) -> int:
+    """The most rows up to which every number of rows gives what the fewest rows give."""
+    counts = _counts(matrix, multiple)
+    x = _rows(matrix, counts[-1], dtype, device)
+    alone = torch.cat([matrix.apply(part.contiguous()) for part in torch.split(x, counts[0])])
+    agreeing = counts[0]
+    for count in counts[1:]:
+        if not torch.equal(matrix.apply(x[:count].contiguous()), alone[:count]):
+            break
+        agreeing = count
+    return agreeing
 
 
 def _first_difference(
     matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
 ) -> int:
     """The row count at which a row changes, or 0."""
-    counts = [n for n in _COUNTS if n % multiple == 0]
-    if matrix.num_outputs > _WIDE:
-        counts = [n for n in counts if n <= TILE]
-    generator = torch.Generator().manual_seed(matrix.num_inputs)
-    x = torch.randn(counts[-1], matrix.num_inputs, generator=generator).to(device, dtype)
+    counts = _counts(matrix, multiple)
+    x = _rows(matrix, counts[-1], dtype, device)
     whole = matrix.apply(x)
     for count in counts[:-1]:
         alone = matrix.apply(x[-count:].contiguous())
         if not torch.equal(alone, whole[-count:]):
             return count
     return 0
+
+
+def _counts(matrix: Matrix, multiple: int) -> list[int]:
+    counts = [n for n in _COUNTS if n % multiple == 0]
+    return [n for n in counts if n <= TILE] if matrix.num_outputs > _WIDE else counts
+
+
+def _rows(
+    matrix: Matrix, count: int, dtype: torch.dtype, device: torch.device | None
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(matrix.num_inputs)
+    return torch.randn(count, matrix.num_inputs, generator=generator).to(device, dtype)
 
 
 def device_note(device: torch.device) -> str:

@@ -2,7 +2,9 @@
 
 oneDNN repacks a plain bf16 weight on every call; packed once, the same product takes half the
 time at a few rows and gives the same bits (measured on torch 2.13, Zen 4). Float32, builds without
-oneDNN and other devices than the CPU keep the plain weight. Knows no model.
+oneDNN and other devices than the CPU keep the plain weight. Where kernels change their sums with
+the number of rows (AMX does beyond 32 for some shapes), the invariance check sets a limit, and more
+rows are multiplied in parts. Knows no model.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -32,6 +34,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.shape = (int(weight.shape[0]), int(weight.shape[1]))
         self._bias = None if bias is None else bias.detach().clone()
+        self._most_rows: int | None = None
         self._packed = can_pack(weight.dtype, weight.device)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
@@ -47,10 +50,22 @@ class Linear:
             residual = x.mean(dim=-1, keepdim=True).expand(-1, self.shape[0]).contiguous()
             return self.add(x, residual)
 
-        return [Matrix(*self.shape, self), Matrix(*self.shape, added, "product and residual")]
+        return [
+            Matrix(*self.shape, self, limit=self.limit),
+            Matrix(*self.shape, added, "product and residual", self.limit),
+        ]
+
+    def limit(self, most_rows: int) -> None:
+        """Multiply at most so many rows at once from now on."""
+        self._most_rows = min(most_rows, self._most_rows or most_rows)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, I] -> [R, O]."""
+        if self._most_rows is None or len(x) <= self._most_rows:
+            return self._product(x)
+        return torch.cat([self._product(part) for part in x.split(self._most_rows)])  # type: ignore[no-untyped-call]
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -60,6 +75,13 @@ class Linear:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, O] + x W^T + b, rounded once where the kernel can."""
+        if self._most_rows is None or len(x) <= self._most_rows:
+            return self._sum(x, residual)
+        cut = self._most_rows
+        parts = zip(x.split(cut), residual.split(cut), strict=True)  # type: ignore[no-untyped-call]
+        return torch.cat([self._sum(*part) for part in parts])
+
+    def _sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if x.is_cuda and self._bias is None:
             return torch.addmm(residual, x, self._weight.t())
         if not self._packed:

@@ -24,6 +24,7 @@ def fingerprint(digest: str, dtype: torch.dtype, form: str, device: str) -> str:
     parts = (
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
+        vector_units(),
         str(torch.get_num_threads()),
         str(dtype),
         digest,
@@ -32,6 +33,18 @@ def fingerprint(digest: str, dtype: torch.dtype, form: str, device: str) -> str:
         code_digest(_PACKAGE),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def vector_units() -> str:
+    """The vector and matrix extensions of this processor, by which oneDNN chooses its kernels.
+
+    torch's one word for the ISA is the same with and without AMX, the sums are not.
+    """
+    known: dict[str, object] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # newer than the oldest torch we take
+    names = (name for name, value in known.items() if value is True)
+    return "+".join(sorted(n for n in names if n.startswith(("avx", "amx", "fma", "sve", "neon"))))
 
 
 def code_digest(package: Path) -> str:
