@@ -7,19 +7,18 @@ from verifier_service.model.linear import Linear
 
 
 class Moody:
-    """A product whose last bit depends on whether more than `turn` rows are multiplied at once."""
+    """A product that depends on how many of `turns` the number of rows is beyond."""
 
-    def __init__(self, turn: int) -> None:
-        self._turn = turn
+    def __init__(self, *turns: int) -> None:
+        self._turns = turns
         self._most_rows = 1 << 20
 
     def limit(self, most_rows: int) -> None:
         self._most_rows = most_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(
-            [part + 2.0 * (len(part) > self._turn) for part in x.split(self._most_rows)]
-        )
+        parts = x.split(self._most_rows)
+        return torch.cat([part + sum(len(part) > turn for turn in self._turns) for part in parts])
 
 
 def test_rows_are_limited_where_kernels_change_their_sums() -> None:
@@ -36,7 +35,7 @@ def test_a_product_that_cannot_be_limited_is_reported() -> None:
 
 
 def test_parts_too_small_to_pay_are_reported() -> None:
-    moody = Moody(8)
+    moody = Moody(8, 40)
     _, note = find_multiple([Matrix(8, 8, moody, limit=moody.limit)], torch.float32)
     assert "a row among" in note
 
