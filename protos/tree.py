@@ -73,6 +73,16 @@ class CandidateTree:
             table[parent][token] = node
         return table
 
+    def follow(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Node numbers from the anchor down, as far as `tokens` follow one of the paths."""
+        table, path = self.children(), [0]
+        for token in tokens:
+            found = table[path[-1]].get(token)
+            if found is None:
+                break
+            path.append(found)
+        return tuple(path[1:])
+
     def best_path(self) -> tuple[int, ...]:
         """Node numbers from the anchor down, the child of highest score each time."""
         path: list[int] = []

@@ -24,6 +24,7 @@ from protos.exchange import (
     SessionOpen,
 )
 from protos.features import FeatureForm, FeatureRows
+from protos.plans import check_answer
 from verifier_service.engine.draft_form import RowForm
 from verifier_service.engine.ports import RowReader, SequenceView
 
@@ -160,7 +161,7 @@ class DraftSession:
         self._confirm(result, step)
         if question is None or result.status is not DraftStatus.OK:
             return None
-        _check_asked(result, question.plan)
+        check_answer(result.tree, question.plan)
         if question.plan.kind is PlanKind.NONE:
             return None
         for length in [n for n in self._questions if n <= result.base_len]:
@@ -274,24 +275,3 @@ class DraftSession:
 def _rows_available(view: SequenceView) -> int:
     """Rows trail tokens by one."""
     return min(view.num_rows, view.base_len - 1)
-
-
-def nodes_asked(plan: Plan) -> int:
-    """Most draft nodes that may answer this plan."""
-    if plan.kind is PlanKind.NONE:
-        return 0
-    if plan.kind is PlanKind.CHAIN:
-        return plan.depth
-    return plan.nodes or plan.depth
-
-
-def _check_asked(result: DraftResult, plan: Plan) -> None:
-    """A draft is no larger than its plan."""
-    tree = result.tree
-    if tree.num_nodes > nodes_asked(plan) or tree.depth > plan.depth:
-        raise ProtocolError(
-            f"asked for {nodes_asked(plan)} nodes of depth {plan.depth}, "
-            f"not {tree.num_nodes} of depth {tree.depth}"
-        )
-    if plan.kind is PlanKind.CHAIN and not tree.is_chain:
-        raise ProtocolError("asked for a chain, not a tree")

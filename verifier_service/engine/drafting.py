@@ -12,13 +12,14 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from protos.channel import Security
 from protos.exchange import INLINE_ROWS_BYTES, DrafterReplica, Plan, PlanKind
 from protos.limits import Limits
+from protos.plans import clip_plan
 from verifier_service.engine.draft_counts import DraftCounts
 from verifier_service.engine.draft_desk import DraftDesk
 from verifier_service.engine.draft_events import Event, EventQueue, PeerUp
@@ -230,7 +231,8 @@ class DraftExchange:
         entry = self._book.find(view.key, pool)
         if entry is None:
             return
-        plan = _clip(planned, entry.peer, view)
+        limits = entry.peer.capabilities
+        plan = clip_plan(planned, limits, view.base_len) if limits is not None else Plan()
         try:
             self._pack(view, entry, plan, step)
         except RowsMissing:
@@ -314,20 +316,3 @@ class DraftExchange:
             was_late=bool(committed),
             q=q,
         )
-
-
-def _clip(plan: Plan, peer: DraftPeer, view: SequenceView) -> Plan:
-    """The plan inside what this replica can do; none when it does not know the kind."""
-    limits = peer.capabilities
-    if limits is None or plan.kind not in limits.plan_kinds:
-        return Plan()
-    room = limits.max_context - view.base_len if limits.max_context else plan.depth
-    depth = min(plan.depth, limits.max_depth or plan.depth, room)
-    if depth < 1:
-        return Plan()
-    return replace(
-        plan,
-        depth=depth,
-        width=min(plan.width, limits.max_width or plan.width),
-        nodes=min(plan.nodes, limits.max_nodes or plan.nodes),
-    )

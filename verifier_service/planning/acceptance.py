@@ -17,9 +17,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protos import plans
 from protos.tree import CandidateTree
 
-MAX_DEPTH: Final = 16
+MAX_DEPTH: Final = plans.MAX_DEPTH
 MAX_RANK: Final = 8
 
 _FIRST_RANKS: Final = (0.42, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)

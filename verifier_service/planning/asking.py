@@ -8,17 +8,16 @@ from typing import Final
 
 from protos.exchange import Plan, PlanKind
 from protos.generation import Speculation
+from protos.plans import fit_plan, node_budget
 from verifier_service.engine.ports import SequenceView, SourceInfo, SourcePlan
 from verifier_service.planning.prospects import (
     depth_limit,
     drafts_blocks,
     is_chain_only,
-    node_limit,
     width_limit,
 )
 
 DEFAULT_TREE: Final = Plan(PlanKind.TREE, depth=6, width=10, nodes=31)
-_LOOKUP_DEPTH: Final = 8
 
 
 def allowed(speculation: Speculation, infos: Sequence[SourceInfo]) -> list[SourceInfo]:
@@ -43,41 +42,12 @@ def fixed_plans(
 
 def fixed_node_budget(speculation: Speculation) -> int | None:
     """Nodes a fixed request's merged tree may have; None: everything that was drafted."""
-    plan = speculation.plan or DEFAULT_TREE
-    is_tree = plan.kind is PlanKind.TREE or plan.kind is PlanKind.BLOCK
-    return plan.nodes if is_tree and plan.nodes else None
+    return node_budget(speculation.plan or DEFAULT_TREE)
 
 
 def clamp(plan: Plan, info: SourceInfo, remaining: int) -> Plan:
-    """The nearest plan that this source offers, no deeper than tokens remain to be drafted.
-
-    A source of chains answers a tree plan with its chain: look-ups in this process cost nothing,
-    so theirs may be longer than the tree is deep.
-    """
-    kinds = info.capabilities.plan_kinds
-    deepest = min(depth_limit(info), remaining - 1)
-    if plan.kind is PlanKind.NONE or deepest < 1:
-        return Plan()
-    if plan.kind in kinds:
-        return Plan(
-            plan.kind,
-            depth=min(plan.depth, deepest),
-            width=min(plan.width, info.capabilities.max_width or plan.width),
-            nodes=node_limit(info, plan.nodes),
-        )
-    if plan.kind is PlanKind.STATIC:
-        return clamp(Plan(PlanKind.TREE, plan.depth, 4, plan.nodes), info, remaining)
-    if plan.kind is PlanKind.BLOCK:
-        # Drafted level by level where no pass fills a whole block.
-        kind = PlanKind.TREE if plan.nodes else PlanKind.CHAIN
-        return clamp(Plan(kind, plan.depth, width_limit(info), plan.nodes), info, remaining)
-    if plan.kind is PlanKind.TREE and PlanKind.CHAIN in kinds:
-        depth = max(plan.depth, _LOOKUP_DEPTH) if info.local else plan.depth
-        return Plan(PlanKind.CHAIN, depth=min(depth, deepest, plan.nodes or depth))
-    if plan.kind is PlanKind.CHAIN and PlanKind.TREE in kinds:
-        depth = min(plan.depth, deepest)
-        return Plan(PlanKind.TREE, depth=depth, width=1, nodes=depth)
-    return Plan()
+    """The nearest plan that this source offers: `protos.plans.fit_plan`."""
+    return fit_plan(plan, info.capabilities, remaining, info.local)
 
 
 def chain_plan(info: SourceInfo, depth: int, remaining: int) -> Plan:

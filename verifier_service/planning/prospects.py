@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from protos import plans
 from protos.exchange import PlanKind
 from verifier_service.engine.ports import SequenceView, SourceInfo
 from verifier_service.planning.acceptance import MAX_DEPTH, RankEvidence
 from verifier_service.planning.shapes import Node, Profile, chain_nodes, merge_nodes, tree_nodes
 
 _REFRESH_ROUNDS: Final = 6
-_DEFAULT_WIDTH: Final = 8
 
 
 @dataclass(slots=True)
@@ -111,14 +111,9 @@ def drafts_blocks(info: SourceInfo) -> bool:
 
 def depth_limit(info: SourceInfo) -> int:
     """Deepest draft this source offers."""
-    return info.capabilities.max_depth or MAX_DEPTH
+    return plans.depth_limit(info.capabilities)
 
 
 def width_limit(info: SourceInfo) -> int:
     """Widest expansion that is asked of this source."""
-    return min(info.capabilities.max_width or _DEFAULT_WIDTH, _DEFAULT_WIDTH)
-
-
-def node_limit(info: SourceInfo, wanted: int) -> int:
-    """`wanted` nodes, or as many as this source offers."""
-    return min(wanted, info.capabilities.max_nodes or wanted)
+    return plans.width_limit(info.capabilities)

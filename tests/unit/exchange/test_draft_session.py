@@ -21,6 +21,7 @@ from protos.exchange import (
 from protos.features import DType, FeatureForm, FeatureRows
 from protos.generation import Speculation
 from protos.params import SamplingParams
+from protos.plans import nodes_asked
 from protos.tree import CandidateTree, chain
 from verifier_service.engine.draft_form import RowForm
 from verifier_service.engine.draft_session import (
@@ -28,7 +29,6 @@ from verifier_service.engine.draft_session import (
     DraftSession,
     Question,
     RowsMissing,
-    nodes_asked,
 )
 from verifier_service.engine.ports import SequenceView
 

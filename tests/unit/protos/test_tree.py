@@ -128,3 +128,14 @@ def test_a_chain_is_a_chain():
 def test_what_is_no_tree_is_refused(given_tokens, parents, scores):
     with pytest.raises(MalformedTree):
         CandidateTree(given_tokens, parents, scores)
+
+
+@given(trees(), st.lists(tokens, max_size=6))
+def test_following_stops_where_the_tokens_leave_the_tree(tree, text):
+    named = {path: node for node, path in paths(tree).items()}
+    expected = []
+    for length in range(1, len(text) + 1):
+        if tuple(text[:length]) not in named:
+            break
+        expected.append(named[tuple(text[:length])])
+    assert list(tree.follow(text)) == expected
