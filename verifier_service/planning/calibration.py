@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from protos.tree import CandidateTree
+from protos.tree import CandidateTree, merge
 
 Names = tuple[str, ...]
 
@@ -70,7 +70,7 @@ class Calibration:
         levels = self._by_request.get(key, {})
         survival, depths = [1.0], [0]
         for index, parent in enumerate(tree.parents):
-            names = sources[index] if sources else ()
+            names = _group(sources, index)
             depth = depths[parent] + 1
             p = self._probability(names, depth, _conditional(tree, index))
             level = levels.get(names)
@@ -89,12 +89,21 @@ class Calibration:
         node = 0
         for depth, choice in enumerate(choices, 1):
             for token, child in table[node].items():
-                names = sources[child - 1] if sources else ()
+                names = _group(sources, child - 1)
                 self._add(levels, names, depth, _conditional(tree, child - 1), token == choice)
             following = table[node].get(choice)
             if following is None:
                 break
             node = following
+
+    def observe_drafts(
+        self, key: int, drafts: Sequence[tuple[str, CandidateTree]], choices: Sequence[int]
+    ) -> None:
+        """Learn from what each named source proposed, as one tree."""
+        merged, owners = merge([tree for _, tree in drafts])
+        if merged.num_nodes:
+            names = [tuple(drafts[i][0] for i in indices) for indices in owners]
+            self.observe(key, merged, names, choices)
 
     def forget(self, key: int) -> None:
         """The request left."""
@@ -127,6 +136,11 @@ class Calibration:
         for name in names:
             wrong *= 1.0 - self._probability((name,), depth, q)
         return 1.0 - wrong
+
+
+def _group(sources: Sequence[Names], index: int) -> Names:
+    """Who proposed a node, whatever the order in which their drafts came."""
+    return tuple(sorted(set(sources[index]))) if sources else ()
 
 
 def _conditional(tree: CandidateTree, index: int) -> float:

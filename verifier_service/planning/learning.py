@@ -83,13 +83,8 @@ class Learning:
                 depth = draft.tree.depth if draft is not None else 0
                 self._evidence.observe(outcome.key, name, ranks, max(depth, 1))
             self._probing.observe(name, _num_right(draft, outcome.choices))
-        trees = [d.tree for d in outcome.drafts]
-        if any(tree.num_nodes for tree in trees):
-            merged, owners = merge(trees)
-            names = [
-                tuple(sorted({outcome.drafts[i].source for i in indices})) for indices in owners
-            ]
-            self._calibration.observe(outcome.key, merged, names, outcome.choices)
+        proposed = [(draft.source, draft.tree) for draft in outcome.drafts]
+        self._calibration.observe_drafts(outcome.key, proposed, outcome.choices)
         self._prospects.count_round(outcome.key)
 
     def forget(self, key: int) -> None:

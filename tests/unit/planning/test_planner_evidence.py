@@ -132,3 +132,14 @@ def test_a_boastful_drafter_is_not_believed_for_long():
         calibration.observe(1, tree, names, (9,))
     assert sum(calibration.survivals(1, tree, names)) < 0.1 < before
     assert np.isfinite(before)
+
+
+@pytest.mark.parametrize("order", [("ngram", "head"), ("head", "ngram")])
+def test_what_two_sources_agree_on_is_learnt_whoever_came_first(order):
+    calibration = Calibration()
+    tree = chain((5,), (-0.7,))
+    before = calibration.survivals(1, tree, [order])[0]
+    for _ in range(50):
+        calibration.observe_drafts(2, [("ngram", tree), ("head", tree)], (4,))
+    assert calibration.survivals(1, tree, [order])[0] < 0.3 * before
+    assert calibration.survivals(1, tree, [order]) == calibration.survivals(1, tree, [order[::-1]])
