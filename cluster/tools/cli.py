@@ -14,12 +14,12 @@ from pathlib import Path
 from protos.errors import OutriderError
 
 DISPATCH = {
-    ("data",): "verifier_service.data:main",
+    ("data",): "cluster.tools.data:main",
     ("manifest",): "cluster.tools.manifest:main",
     ("check",): "cluster.tools.check:main",
     ("conformance",): "protos.conformance.cli:main",
     ("convert",): "drafter_service.checkpoint.convert.cli:main",
-    ("train", "eagle3"): "drafter_service.training.cli:main",
+    ("train",): "drafter_service.training.cli:main",
     ("bench", "engine"): "verifier_service.bench:main",
     ("bench", "draft"): "drafter_service.bench:main",
     ("bench", "acceptance"): "cluster.tools.bench:main",

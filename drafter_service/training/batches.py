@@ -8,7 +8,8 @@
 Knows nothing of the head. Invariant: the batches of an epoch are a function of (records, seed,
 epoch), so a position in them is a number and training resumes exactly.
 
-Shapes: M answer rows of a batch, G prompt rows, A raw feature width, H target hidden size.
+Shapes: M answer rows of a batch, G prompt rows, A raw feature width, H target hidden size, K ids
+kept per row.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafter_service.training.features import Recorded
 from drafter_service.training.records import Record
 
 
@@ -42,8 +44,11 @@ class Batch:
     ids: Tensor  # [M]
     positions: Tensor  # [M]
     final: Tensor  # [M, H], lm_head input whose distribution row m predicts at step 0
+    top_ids: Tensor  # [M, K] int64, the target's most likely ids at `final`, falling
+    top_logps: Tensor  # [M, K] float32, their log-probabilities over its whole vocabulary
     choices: Tensor  # [M], target id of the target's argmax at `final`, -1 if there is none
     last_row: Tensor  # [M], last flat answer row of the same record
+    keys: Tensor  # [M] int64, names the row in all batches: what `draws` draws by
 
     @property
     def num_rows(self) -> int:
@@ -53,8 +58,13 @@ class Batch:
 class FeatureReader(Protocol):
     """Recorded states of a record, by its place in the list of records."""
 
-    def read(self, record_index: int, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(aux [N, len(layers) * H], final [N, H]), bf16."""
+    def read(self, record_index: int, layers: Sequence[int]) -> Recorded:
+        """Its aux states are those of `layers`, low to high."""
+
+
+def split_share(indices: Sequence[int], rank: int, num_workers: int) -> tuple[int, ...]:
+    """The records of an update that fall to one worker: every `num_workers`th of them."""
+    return tuple(indices[rank::num_workers])
 
 
 def epoch_batches(
@@ -77,7 +87,6 @@ def epoch_batches(
 
 def load_batch(
     records: Sequence[Record],
-    choices: Sequence[Tensor],
     indices: Sequence[int],
     store: FeatureReader,
     layers: Sequence[int],
@@ -88,42 +97,37 @@ def load_batch(
 
     Nothing follows an end of text, so its row has no choice.
     """
-    parts: dict[str, list[Tensor]] = {
-        name: []
-        for name in ("p_feat", "p_ids", "p_pos", "feat", "ids", "pos", "final", "best", "last_row")
-    }
+    parts: list[dict[str, Tensor]] = []
     rows: list[RecordRows] = []
     num_prompt = num_answer = 0
     for index in indices:
-        record = records[index]
-        aux, final = store.read(index, layers)
-        ids = torch.from_numpy(record.ids)
-        first, stop = record.prompt_len - 1, len(record.ids) - 1
-        parts["p_feat"].append(aux[:first])
-        parts["p_ids"].append(ids[1 : first + 1])
-        parts["p_pos"].append(torch.arange(first))
-        parts["feat"].append(aux[first:stop])
-        parts["ids"].append(ids[first + 1 :])
-        parts["pos"].append(torch.arange(first, stop))
-        parts["final"].append(final[first + 1 :])
-        parts["best"].append(
-            choices[index][first + 1 :].masked_fill(ids[first + 1 :] == eos_id, -1)
-        )
-        prompt = slice(num_prompt, num_prompt + first)
-        answer = slice(num_answer, num_answer + stop - first)
-        parts["last_row"].append(torch.full((stop - first,), answer.stop - 1))
+        part = _record_rows(records[index], store.read(index, layers), eos_id)
+        prompt = slice(num_prompt, num_prompt + len(part["prompt_ids"]))
+        answer = slice(num_answer, num_answer + len(part["ids"]))
+        part["last_row"] = torch.full((len(part["ids"]),), answer.stop - 1)
+        parts.append(part)
         rows.append(RecordRows(prompt=prompt, answer=answer))
         num_prompt, num_answer = prompt.stop, answer.stop
-    flat = {name: torch.cat(tensors) for name, tensors in parts.items()}
-    return Batch(
-        records=tuple(rows),
-        prompt_features=flat["p_feat"].to(dtype),
-        prompt_ids=flat["p_ids"],
-        prompt_positions=flat["p_pos"],
-        features=flat["feat"].to(dtype),
-        ids=flat["ids"],
-        positions=flat["pos"],
-        final=flat["final"].to(dtype),
-        choices=flat["best"],
-        last_row=flat["last_row"],
-    )
+    flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    for name in ("prompt_features", "features", "final"):
+        flat[name] = flat[name].to(dtype)
+    return Batch(records=tuple(rows), **flat)
+
+
+def _record_rows(record: Record, recorded: Recorded, eos_id: int) -> dict[str, Tensor]:
+    ids = torch.from_numpy(record.ids)
+    first, stop = record.prompt_len - 1, len(record.ids) - 1
+    top_ids = recorded.top_ids[1:].to(torch.int64)
+    return {
+        "prompt_features": recorded.aux[:first],
+        "prompt_ids": ids[1 : first + 1],
+        "prompt_positions": torch.arange(first),
+        "features": recorded.aux[first:stop],
+        "ids": ids[first + 1 :],
+        "positions": torch.arange(first, stop),
+        "final": recorded.final[first + 1 :],
+        "top_ids": top_ids,
+        "top_logps": recorded.top_logps[1:].float(),
+        "choices": top_ids[:, 0].masked_fill(ids[first + 1 :] == eos_id, -1),
+        "keys": (record.index << 24) + torch.arange(first, stop),
+    }

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from drafter_service.training.batches import Batch, epoch_batches, load_batch
-from drafter_service.training.choices import is_greedy, read_choices
-from drafter_service.training.features import FeatureStore
+from drafter_service.training.choices import is_greedy
+from drafter_service.training.features import FeatureStore, Recorded
 from drafter_service.training.records import (
     Record,
     Split,
     read_records,
+    share_of,
     split_records,
     without_shared_prompts,
 )
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.vocab import DraftVocab, choose_draft_vocab
+from protos.features import FINAL_LAYER
 
 HELD_OUT_ROWS = 2048
-CHOICES_NAME = "choices.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +57,36 @@ class JoinedStore:
         self._stores = [FeatureStore(part.features) for part in found]
         self._firsts = [0, *itertools.accumulate(len(part.records) for part in found)]
 
-    def read(self, record_index: int, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def read(self, record_index: int, layers: Sequence[int]) -> Recorded:
         """See `FeatureStore.read`."""
         part = bisect_right(self._firsts, record_index) - 1
         return self._stores[part].read(record_index - self._firsts[part], layers)
 
 
 class Data:
-    """Records, what the target said about them, and the split."""
+    """Records, what the target said about them, and the split. Batches in the run's dtype."""
 
     def __init__(self, settings: TrainSettings) -> None:
         found = parts(settings)
         self.records: list[Record] = [record for part in found for record in part.records]
         self.store = JoinedStore(found)
-        self.choices = [
-            choices
-            for part in found
-            for choices in read_choices(part.records, part.features / CHOICES_NAME)
-        ]
         split = split_records(len(self.records), settings.held_out_share, settings.seed)
-        self.split: Split = without_shared_prompts(self.records, split)
+        self.split: Split = share_of(
+            without_shared_prompts(self.records, split), settings.train_share, settings.seed
+        )
         self.target_config = json.loads((settings.target / "config.json").read_text())
         self._settings = settings
-        self._layers = settings.head.aux_layers
 
-    def vocab(self) -> DraftVocab:
-        """Chosen from the training answers only."""
+    def vocab(self, size: int) -> DraftVocab:
+        """The `size` most frequent ids of the training answers."""
         answers = [self.records[index] for index in self.split.train]
-        size = self._settings.head.draft_vocab_size
         return choose_draft_vocab(answers, self.target_config["vocab_size"], size)
 
     def load(self, indices: Sequence[int]) -> Batch:
         eos_id = int(self.target_config["eos_token_id"])
-        return load_batch(
-            self.records,
-            self.choices,
-            indices,
-            self.store,
-            self._layers,
-            eos_id,
-            getattr(torch, self._settings.compute_dtype),
-        )
+        dtype: torch.dtype = getattr(torch, self._settings.compute_dtype)
+        layers = self._settings.layers
+        return load_batch(self.records, indices, self.store, layers, eos_id, dtype)
 
     def epoch(self, epoch: int) -> list[tuple[int, ...]]:
         rows = self._settings.rows_per_update
@@ -105,5 +94,8 @@ class Data:
 
     def held_out(self) -> Iterator[tuple[Batch, tuple[bool, ...]]]:
         for indices in epoch_batches(self.records, self.split.held_out, HELD_OUT_ROWS, 0, 0):
-            greedy = tuple(is_greedy(self.records[i], self.choices[i]) for i in indices)
+            greedy = tuple(self._is_greedy(index) for index in indices)
             yield self.load(indices), greedy
+
+    def _is_greedy(self, index: int) -> bool:
+        return is_greedy(self.records[index], self.store.read(index, (FINAL_LAYER,)).top_ids)

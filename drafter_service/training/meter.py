@@ -29,6 +29,7 @@ class Meter:
 
     def _restart(self, position: Position) -> None:
         self._rates: list[float] = []
+        self._losses: list[float] = []
         self._sums: Tensor = torch.zeros(3, 1, dtype=torch.float64)
         self._since, self._rows = time.monotonic(), position.rows
 
@@ -41,11 +42,16 @@ class Meter:
     ) -> None:
         """One update made, in a pass of `num_batches`."""
         self._rates.append(rate)
-        rows = [update.losses, update.hits, update.counts]
-        self._sums = self._sums + torch.tensor(rows, dtype=torch.float64)
+        steps = update.steps
+        length = len(steps.counts)
+        if length > self._sums.shape[1]:
+            self._sums = torch.nn.functional.pad(self._sums, (0, length - self._sums.shape[1]))
+        rows = [steps.losses, steps.hits, steps.counts]
+        self._sums[:, :length] += torch.tensor(rows, dtype=torch.float64)
+        self._losses.append(update.loss)
         if position.update % REPORT_EVERY:
             return
-        loss, accuracy = (self._sums[:2] / self._sums[2].clamp_min(1)).tolist()
+        losses, accuracy = (self._sums[:2] / self._sums[2].clamp_min(1)).tolist()
         seconds = max(1e-9, time.monotonic() - self._since)
         speed = (position.rows - self._rows) / seconds
         left_s = self._schedule.left_s(position.update, seconds / len(self._rates))
@@ -53,7 +59,8 @@ class Meter:
             {
                 **asdict(position),
                 "rates": self._rates,
-                "loss": loss,
+                "loss": sum(self._losses) / len(self._losses),
+                "losses": losses,
                 "accuracy": accuracy,
                 "rows_per_s": speed,
                 "grad_norm": update.grad_norm,
@@ -63,7 +70,7 @@ class Meter:
         along = position.epoch + position.batch / num_batches
         shown = " ".join(f"{value:.3f}" for value in accuracy)
         self._report(
-            f"update {position.update} pass {along:.2f} rate {rate:.2e} loss {loss[0]:.3f} "
+            f"update {position.update} pass {along:.2f} rate {rate:.2e} loss {losses[0]:.3f} "
             f"accuracy {shown} {speed:.0f} rows/s, {left_s / 60:.0f} min left"
         )
         self._restart(position)

@@ -7,12 +7,12 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drafter_service.training.evaluate import HeldOutReport
+from drafter_service.training.recipe import HeldOut
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.trainer import Position
 
@@ -23,8 +23,9 @@ def provenance(
     command: Sequence[str],
     settings: TrainSettings,
     position: Position,
-    vocab_coverage: float,
-    held_out: HeldOutReport,
+    facts: Mapping[str, object],
+    held_out: HeldOut,
+    started_from: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """What goes into provenance.json."""
     paths = {"answers", "target", "features", "run"}
@@ -40,8 +41,9 @@ def provenance(
             },
         },
         "trained": asdict(position),
-        "draft_vocab_coverage": vocab_coverage,
-        "held_out": asdict(held_out),
+        **facts,
+        "held_out": {"tau": held_out.score, **held_out.figures},
+        **({} if started_from is None else {"started_from": dict(started_from)}),
         "embedding": "left out; it is the target's, frozen in training, and readers share it",
         "weights": "running average of the float32 master weights, rounded to bfloat16",
     }

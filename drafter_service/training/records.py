@@ -98,6 +98,13 @@ def without_shared_prompts(records: Sequence[Record], split: Split) -> Split:
     return Split(train=split.train, held_out=unseen)
 
 
+def share_of(split: Split, train_share: float, seed: int) -> Split:
+    """The same held-out records; a share of the training records, smaller shares within larger."""
+    order = sorted(split.train, key=lambda index: _hash(index, seed + 1))
+    kept = frozenset(order[: max(1, round(train_share * len(order)))])
+    return Split(tuple(index for index in split.train if index in kept), split.held_out)
+
+
 def _prompt(record: Record) -> bytes:
     return record.ids[: record.prompt_len].tobytes()
 

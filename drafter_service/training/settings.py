@@ -1,11 +1,11 @@
-"""Settings of `outrider train eagle3`: one YAML file, unknown keys refused.
+"""Settings that every recipe of `outrider train` shares: one YAML file, unknown keys refused.
 
-Relative paths are taken from the working directory. Facts of the target (sizes, rope, eps) are
-read from its config.json, never set here.
+A family adds its own in a subclass. Relative paths are taken from the working directory. Facts of
+the target (sizes, rope, eps) are read from its config.json, never set here.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -13,33 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from protos.errors import ConfigError
 
 
-class HeadSettings(BaseModel):
-    """Shape of the head to train; what is not here follows the target."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    aux_layers: tuple[int, ...] = Field(
-        default=(1, 14, 26), description="Layer outputs (from 0) whose residual streams are fused."
-    )
-    draft_vocab_size: int = Field(
-        default=8192, ge=1, description="Most frequent answer ids to keep."
-    )
-    num_heads: int = Field(default=9, ge=1, description="Query heads.")
-    num_kv_heads: int = Field(default=3, ge=1, description="Key-value heads.")
-    intermediate_size: int = Field(default=1536, ge=1, description="Width of the MLP.")
-    norm_before_residual: bool = Field(
-        default=True, description="Residual starts from the normed hidden."
-    )
-    fc_norm: bool = Field(
-        default=True, description="One norm per aux feature before fc (EAGLE-3.1)."
-    )
-    norm_feedback: bool = Field(
-        default=True, description="Feed back the normed hidden (EAGLE-3.1)."
-    )
-
-
 class TrainSettings(BaseModel):
-    """Everything a run depends on besides the target and the recorded answers."""
+    """Everything a run depends on besides the target, the recorded answers and its family."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,27 +24,22 @@ class TrainSettings(BaseModel):
     target: Path = Field(description="Target in Hugging Face form, safetensors.")
     features: Path = Field(description="Where feature shards are kept, a folder per answers file.")
     run: Path = Field(description="Where checkpoints and the log of the run go.")
-    head: HeadSettings = HeadSettings()
     record_layers: tuple[int, ...] = Field(
-        default=(1, 14, 20, 26), description="Layers to record; must include those of the head."
+        default=(1, 14, 26), description="Layers to record; must include those of the head."
     )
     held_out_share: float = Field(
         default=0.04, gt=0, lt=0.5, description="Share of records held out."
     )
     seed: int = Field(default=0, ge=0, description="Split, order of data and first weights.")
     threads: int = Field(default=2, ge=1, description="Threads of torch.")
+    train_share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the training records to use, for scaling."
+    )
     rows_per_update: int = Field(
-        default=1024, ge=1, description="Answer rows of one update, about."
+        default=1024, ge=1, description="Answer rows of one update, over all workers, about."
     )
-    num_steps: int = Field(default=3, ge=1, le=8, description="Steps of training-time test.")
-    step_decay: float = Field(
-        default=0.8, gt=0, le=1, description="Weight of step j is this to the j."
-    )
-    missed_share: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="Share of rows that missed and still take the next step; 1 for all rows.",
+    rows_per_pass: int | None = Field(
+        default=None, ge=1, description="Rows of one backward pass; more are accumulated."
     )
     order_seed: int = Field(default=0, ge=0, description="Order of the data, besides the seed.")
     weight_decay: float = Field(default=0.01, ge=0, description="AdamW, matrices only.")
@@ -95,6 +65,11 @@ class TrainSettings(BaseModel):
         default="bfloat16", description="Arithmetic."
     )
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Aux layers that the family reads."""
+        raise NotImplementedError("a family's settings say which layers it reads")
+
     @field_validator("answers", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
@@ -110,9 +85,12 @@ class TrainSettings(BaseModel):
         return paths
 
 
-def load_settings(path: Path) -> TrainSettings:
+Settings = TypeVar("Settings", bound=TrainSettings)
+
+
+def load_settings(path: Path, settings_type: type[Settings]) -> Settings:
     """Raises ConfigError for unreadable YAML, unknown keys and values out of bounds."""
     try:
-        return TrainSettings.model_validate(yaml.safe_load(path.read_text()))
+        return settings_type.model_validate(yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"training settings {path.name}: {error}") from error

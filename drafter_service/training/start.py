@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from drafter_service.checkpoint.target import TargetWeights
 from drafter_service.eagle3.config import Eagle3Config, Rope
 from drafter_service.eagle3.head import Eagle3Head
-from drafter_service.training.settings import HeadSettings
+from drafter_service.training.eagle3_settings import HeadSettings
 from protos.errors import ConfigError
 
 FINAL_GAIN = 0.3

@@ -1,43 +1,50 @@
 """One training update, and everything that must survive a restart.
 
-bf16 (or float32) head for the arithmetic, float32 master weights for AdamW. Knows the head, the
-loss and the optimiser; knows no clock, no schedule and no directory layout. Invariant: the state
-after an update is a function of (state before, batch, rate), so a run resumed from its
-checkpoint continues bit for bit.
-
-Shapes: M answer rows of a batch, W draft vocabulary.
+bf16 (or float32) network for the arithmetic, float32 master weights for AdamW. Knows a network, a
+recipe's loss and the optimiser; knows no clock, no schedule and no directory layout. Invariant: the
+state after an update is a function of (state before, its batches, rate), so a run resumed from its
+checkpoint continues bit for bit; batches and workers only group the terms of one sum.
 """
 
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.batches import Batch
-from drafter_service.training.loss import fused_loss, target_probs
-from drafter_service.training.ttt import StepOutput, unroll
+from drafter_service.training.recipe import Loss, StepSums
+from drafter_service.training.workers import Alone, Workers
+
+MAX_STEPS = 32
+"""Steps or slots that reports are added up for."""
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+class LossOf(Protocol):
+    """A recipe's loss."""
+
+    def __call__(self, batch: Batch, number: int) -> Loss:
+        """Of the trained network on a batch; `number` counts updates from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
-    """AdamW and the shape of the loss."""
+    """AdamW, clipping, and the running average of the weights."""
 
-    num_steps: int = 3
-    step_decay: float = 0.8
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
     average_decay: float = 0.998
-    missed_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +59,33 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """Sums over an update, per step, so that reports can be added."""
+    """What an update did: sums per step over all workers, and the gradient's norm."""
 
-    losses: tuple[float, ...]
-    hits: tuple[int, ...]
-    counts: tuple[int, ...]
+    loss: float
+    steps: StepSums
     grad_norm: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepHits:
-    """Per active row of a step: loss, whether the best guess was right, whether it counts."""
-
-    losses: Tensor  # [N]
-    hits: Tensor  # [N]
-    counted: Tensor  # [N]
-
-
-class Trainer:
-    """Owns the head, its master weights and the optimiser's state."""
+class Trainer(Generic[Net]):
+    """Owns the network, its master weights and the optimiser's state."""
 
     def __init__(
         self,
-        head: Eagle3Head,
-        target_rows_WH: Tensor,
-        draft_index_V: Tensor,
+        net: Net,
+        loss_of: LossOf,
         settings: OptimiserSettings,
         compute_dtype: torch.dtype = torch.bfloat16,
+        workers: Workers | None = None,
     ) -> None:
-        """`target_rows_WH`: rows of the target's lm_head that the draft vocabulary keeps."""
+        """`net`, in float32, is converted in place; `loss_of` sees it through its recipe."""
         self._settings = settings
+        self._loss_of = loss_of
         self.dtype = compute_dtype
-        self._target_rows_WH = target_rows_WH.to(compute_dtype)
-        self._draft_index_V = draft_index_V
-        trained = [(name, p) for name, p in head.named_parameters() if p.requires_grad]
+        self._workers = workers if workers is not None else Alone()
+        trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self._master = {name: p.detach().float().clone() for name, p in trained}
-        self.head = head.to(compute_dtype)
-        self._compute = {name: p for name, p in head.named_parameters() if p.requires_grad}
+        self.net = net.to(compute_dtype)
+        self._compute = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self._average = {name: p.clone() for name, p in self._master.items()}
         decayed = [p for p in self._master.values() if p.dim() > 1]
         others = [p for p in self._master.values() if p.dim() <= 1]
@@ -102,55 +99,55 @@ class Trainer:
             fused=True,
         )
 
-    def update(self, batch: Batch, rate: float, number: int) -> UpdateReport:
-        """One step of the optimiser on one batch; `number` counts updates from 0."""
-        loss = _BatchLoss(self, batch, number, self._settings.num_steps)
-        unroll(self.head, batch, self._settings.num_steps, loss.after)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        grad_norm = self._apply(rate)
+    def update(self, batches: Iterable[Batch], rate: float, number: int) -> UpdateReport:
+        """One step of the optimiser on this worker's batches; `number` counts updates from 0.
+
+        No batch at all is a worker's share too, when the others have some.
+        """
+        for master in self._master.values():
+            master.grad = torch.zeros_like(master)
+        sums: list[StepSums] = []
+        total = denominator = 0.0
+        for batch in batches:
+            loss = self._loss_of(batch, number)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            self._collect()
+            total, denominator = total + float(loss.total.detach()), denominator + loss.denominator
+            sums.append(loss.steps)
+        counted = torch.tensor([total, denominator], dtype=torch.float32)
+        steps = self._add_up(sums, counted)
+        total, denominator = counted.tolist()
+        grad_norm = self._apply(rate, max(denominator, 1e-12))
         self._follow(number)
-        return UpdateReport(tuple(loss.losses), tuple(loss.hits), tuple(loss.counts), grad_norm)
-
-    def step_loss(
-        self, batch: Batch, output: StepOutput, probs_MW: Tensor
-    ) -> tuple[Tensor, StepHits]:
-        """Weighted loss of one step of a batch, and how its rows did.
-
-        Rows without a target, or whose target's choice cannot be drafted, do not count.
-        """
-        choices_N = batch.choices[output.target_rows]
-        wanted_N = torch.where(choices_N >= 0, self._draft_index_V[choices_N.clamp_min(0)], -1)
-        counted_N = output.valid & (wanted_N >= 0)
-        weight = self._settings.step_decay**output.step / batch.num_rows
-        normed_NC = self.head.norm(output.y) if self.head.config.norm_logits else output.y
-        total, rows = fused_loss(
-            normed_NC, self.head.lm_head.weight, probs_MW, output.target_rows, counted_N * weight
-        )
-        return total, StepHits(rows.losses, (rows.best == wanted_N) & counted_N, counted_N)
-
-    def target_probs(self, batch: Batch) -> Tensor:
-        """[M, W] the target's distributions of a batch, on the draft vocabulary."""
-        return target_probs(batch.final, self._target_rows_WH)
-
-    def rows_to_go_on(self, output: StepOutput, hits_N: Tensor, number: int) -> Tensor:
-        """[N] rows worth another step: those a draft would really reach, and some others.
-
-        A draft reaches depth d + 1 only where depth d was right, so the rows that missed are
-        mostly spared the cost of later steps. Random, but a function of the update's number.
-        """
-        generator = torch.Generator().manual_seed(number * 16 + output.step)
-        lucky_N = torch.rand(len(hits_N), generator=generator) < self._settings.missed_share
-        return (hits_N | lucky_N) & output.valid
+        return UpdateReport(total / max(denominator, 1e-12), steps, grad_norm)
 
     @torch.no_grad()
-    def _apply(self, rate: float) -> float:
+    def _collect(self) -> None:
         for name, parameter in self._compute.items():
-            gradient = parameter.grad
-            self._master[name].grad = None if gradient is None else gradient.float()
-            parameter.grad = None
-        grad_norm = torch.nn.utils.clip_grad_norm_(
-            self._master.values(), self._settings.clip_norm, foreach=True
-        )
+            if parameter.grad is not None:
+                gradient = self._master[name].grad
+                assert gradient is not None  # made at the update's start
+                gradient.add_(parameter.grad)
+                parameter.grad = None
+
+    def _add_up(self, sums: list[StepSums], counted: Tensor) -> StepSums:
+        """Gradients, `counted` and step sums over all workers."""
+        table = torch.zeros(3, MAX_STEPS)
+        for steps in sums:
+            for row, values in enumerate((steps.losses, steps.hits, steps.counts)):
+                table[row, : len(values)] += torch.tensor(values)
+        gradients = [master.grad for master in self._master.values() if master.grad is not None]
+        self._workers.add_up([*gradients, counted, table])
+        length = int(table[2].nonzero().max()) + 1 if table[2].any() else 0
+        losses, hits, counts = (tuple(row[:length].tolist()) for row in table)
+        return StepSums(losses, hits, counts)
+
+    @torch.no_grad()
+    def _apply(self, rate: float, denominator: float) -> float:
+        masters = list(self._master.values())
+        gradients = [master.grad for master in masters if master.grad is not None]
+        torch._foreach_div_(gradients, denominator)
+        grad_norm = torch.nn.utils.clip_grad_norm_(masters, self._settings.clip_norm, foreach=True)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.step()
@@ -169,18 +166,18 @@ class Trainer:
         torch._foreach_lerp_(list(self._average.values()), list(self._master.values()), 1.0 - decay)
 
     def master_weights(self) -> dict[str, Tensor]:
-        """float32 weights by parameter name of the head; not copies."""
+        """float32 weights by parameter name of the network; not copies."""
         return self._master
 
     @torch.no_grad()
-    def averaged_head(self) -> Eagle3Head:
-        """A copy of the head with the running average of its weights: what is worth keeping
+    def averaged_net(self) -> Net:
+        """A copy of the network with the running average of its weights: what is worth keeping
         while the rate is still high. At the end of a schedule both are nearly the same."""
-        head = copy.deepcopy(self.head)
-        parameters = dict(head.named_parameters())
+        net = copy.deepcopy(self.net)
+        parameters = dict(net.named_parameters())
         for name, average in self._average.items():
             parameters[name].copy_(average)
-        return head
+        return net
 
     def save(self, path: Path, position: Position, extra: dict[str, str]) -> None:
         """Write weights, optimiser state and position; the file appears whole or not at all."""
@@ -232,23 +229,3 @@ class Trainer:
             yield f"step.{name}", state["step"]
             yield f"mean.{name}", state["exp_avg"]
             yield f"square.{name}", state["exp_avg_sq"]
-
-
-class _BatchLoss:
-    """Collects the loss of a batch while it is unrolled."""
-
-    def __init__(self, trainer: Trainer, batch: Batch, number: int, num_steps: int) -> None:
-        self._trainer, self._batch, self._number = trainer, batch, number
-        self._probs_MW = trainer.target_probs(batch)
-        self.total = torch.zeros(())
-        self.losses = [0.0] * num_steps
-        self.hits = [0] * num_steps
-        self.counts = [0] * num_steps
-
-    def after(self, output: StepOutput) -> Tensor:
-        total, rows = self._trainer.step_loss(self._batch, output, self._probs_MW)
-        self.total = self.total + total
-        self.losses[output.step] = float((rows.losses * rows.counted).sum())
-        self.hits[output.step] = int(rows.hits.sum())
-        self.counts[output.step] = int(rows.counted.sum())
-        return self._trainer.rows_to_go_on(output, rows.hits, self._number)

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.checkpoint.target import read_target_weights
-from drafter_service.training.choices import is_greedy, read_choices
+from drafter_service.training.choices import is_greedy
 from drafter_service.training.cli import main
+from drafter_service.training.eagle3_settings import Eagle3Settings
 from drafter_service.training.features import FeatureStore
 from drafter_service.training.records import Record, read_records
 from drafter_service.training.settings import load_settings
@@ -90,7 +91,8 @@ def test_the_same_command_again_continues_and_finds_nothing_left(trained):
 def test_recorded_states_are_those_of_the_design(trained):
     root, _ = trained
     record = read_records(root / "answers.msgpack")[3]
-    aux, final = FeatureStore(root / "features" / "answers").read(3)
+    recorded = FeatureStore(root / "features" / "answers").read(3)
+    aux, final = recorded.aux, recorded.final
     model = AutoModelForCausalLM.from_pretrained(root / "target", dtype=torch.bfloat16)
     with torch.inference_mode():
         states = model(torch.from_numpy(record.ids)[None], output_hidden_states=True).hidden_states
@@ -102,23 +104,34 @@ def test_recorded_states_are_those_of_the_design(trained):
 def test_a_layer_subset_is_read_in_the_order_asked_for(trained):
     root, _ = trained
     store = FeatureStore(root / "features" / "answers")
-    every, _ = store.read(0)
-    some, _ = store.read(0, (2, 0))
+    every, some = store.read(0).aux, store.read(0, (2, 0)).aux
     assert torch.equal(some, torch.cat([every[:, 2 * HIDDEN :], every[:, :HIDDEN]], dim=1))
     with pytest.raises(ValueError, match="were not recorded"):
         store.read(0, (5,))
 
 
-def test_choices_are_known_after_every_answer_token(trained):
+def test_the_best_ids_are_the_targets_from_the_prompts_last_row_on(trained):
     root, _ = trained
-    records = read_records(root / "answers.msgpack")
-    choices = read_choices(records, root / "features" / "answers" / "choices.safetensors")
-    assert (choices[2][: records[2].prompt_len - 1] == -1).all()
-    assert (choices[2][records[2].prompt_len - 1 :] >= 0).all()
-    assert not is_greedy(records[2], choices[2])
-    told = choices[2].numpy()
-    written = np.concatenate([records[2].ids[:3], told[2:-1]])
-    assert is_greedy(Record(0, written, 3), choices[2])
+    record = read_records(root / "answers.msgpack")[2]
+    recorded = FeatureStore(root / "features" / "answers").read(2)
+    target = read_target_weights(root / "target")
+    logits = (recorded.final @ target.lm_head.to(torch.bfloat16).T).float()[record.prompt_len - 1 :]
+    logps = logits.log_softmax(-1)
+    kept = min(64, VOCAB)
+    assert recorded.top_ids.shape == (record.answer_len + 1, kept)
+    assert torch.equal(recorded.top_ids[:, 0].long(), logits.argmax(-1))
+    taken = logps.gather(1, recorded.top_ids.long())
+    torch.testing.assert_close(recorded.top_logps.float(), taken, atol=2e-2, rtol=1e-3)
+    assert len(set(recorded.top_ids[0].tolist())) == kept
+
+
+def test_an_answer_is_greedy_when_it_follows_the_best_ids(trained):
+    root, _ = trained
+    record = read_records(root / "answers.msgpack")[2]
+    top_ids = FeatureStore(root / "features" / "answers").read(2).top_ids
+    assert not is_greedy(record, top_ids)
+    written = np.concatenate([record.ids[: record.prompt_len], top_ids[:-1, 0].numpy()])
+    assert is_greedy(Record(0, written, record.prompt_len), top_ids)
 
 
 def test_wrong_settings_are_refused_with_a_reason(trained, tmp_path, capsys):
@@ -127,7 +140,7 @@ def test_wrong_settings_are_refused_with_a_reason(trained, tmp_path, capsys):
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump({**settings, "no_such_key": 1}))
     with pytest.raises(ConfigError, match="no_such_key"):
-        load_settings(path)
+        load_settings(path, Eagle3Settings)
     assert main(["eagle3", "--config", str(path)]) == 1
     assert "no_such_key" in capsys.readouterr().err
     settings["head"]["aux_layers"] = [0, 1, 7]

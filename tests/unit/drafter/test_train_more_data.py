@@ -13,6 +13,7 @@ from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.training.cli import main
 from drafter_service.training.data import Data
+from drafter_service.training.eagle3_settings import Eagle3Settings
 from drafter_service.training.records import read_records
 from drafter_service.training.settings import load_settings
 from protos.errors import ConfigError
@@ -74,13 +75,13 @@ def root(tmp_path_factory):
 
 
 def test_records_of_all_files_carry_their_own_features(root):
-    data = Data(load_settings(root / "both.yaml"))
-    single = Data(load_settings(write_settings(root, "two", ["second"], 32)))
+    data = Data(load_settings(root / "both.yaml", Eagle3Settings))
+    single = Data(load_settings(write_settings(root, "two", ["second"], 32), Eagle3Settings))
     assert [record.index for record in data.records] == list(range(12))
     assert np.array_equal(data.records[8].ids, single.records[1].ids)
     for joined, alone in zip(data.load([8]).features, single.load([1]).features, strict=True):
         assert torch.equal(joined, alone)
-    assert torch.equal(data.choices[8], single.choices[1])
+    assert torch.equal(data.load([8]).choices, single.load([1]).choices)
     assert read_records(root / "second.msgpack")[1].ids.max() < VOCAB
 
 
@@ -108,6 +109,8 @@ def test_a_checkpoint_goes_on_with_a_larger_draft_vocabulary(root):
     expected = old.logits(y)[:, list(olds)]
     torch.testing.assert_close(new.logits(y)[:, list(news)], expected, atol=2e-2, rtol=2e-2)
     told = json.loads((root / "more" / "provenance.json").read_text())
+    assert told["started_from"]["name"] == "one"
+    assert told["started_from"]["trained"]["rows"] > 0
     assert set(told["data"]["answers_sha256"]) == {"first.msgpack", "second.msgpack"}
 
 
@@ -127,4 +130,4 @@ def test_two_files_of_one_name_are_refused(root):
     settings["answers"] = ["a/x.msgpack", "b/x.msgpack"]
     path.write_text(yaml.safe_dump(settings))
     with pytest.raises(ConfigError, match="names of their own"):
-        load_settings(path)
+        load_settings(path, Eagle3Settings)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafter_service.training.batches import epoch_batches
+from drafter_service.training.batches import epoch_batches, split_share
+from drafter_service.training.eagle3_loss import Eagle3Loss, LossShape
 from drafter_service.training.evaluate import evaluate, replay_chains
-from drafter_service.training.records import Split, split_records, without_shared_prompts
+from drafter_service.training.records import Split, share_of, split_records, without_shared_prompts
 from drafter_service.training.schedule import DeadlineSchedule, StepSchedule
 from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
 from drafter_service.training.vocab import choose_draft_vocab, draft_index
@@ -24,18 +25,20 @@ RECORDS = tiny_records(12)
 BATCHES = epoch_batches(RECORDS, range(12), 40, seed=0, epoch=0)
 
 
-def _trainer(dtype=torch.bfloat16, **settings) -> Trainer:
-    rows = torch.randn(DRAFT, HIDDEN, generator=torch.Generator().manual_seed(2))
+def _trainer(dtype=torch.bfloat16, workers=None, **shape) -> Trainer:
+    rows = torch.randn(DRAFT, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
     index = torch.full((VOCAB,), -1)
     index[torch.arange(DRAFT) + 3] = torch.arange(DRAFT)
-    return Trainer(tiny_head(), rows, index, OptimiserSettings(**settings), dtype)
+    head = tiny_head()
+    loss = Eagle3Loss(head, rows, index, LossShape(**shape))
+    return Trainer(head, loss, OptimiserSettings(), dtype, workers)
 
 
 def _run(trainer: Trainer, updates: range):
     reports = []
     for number in updates:
         batch = tiny_batch(RECORDS, BATCHES[number % len(BATCHES)], dtype=trainer.dtype)
-        reports.append(trainer.update(batch, 1e-2, number))
+        reports.append(trainer.update([batch], 1e-2, number))
     return reports
 
 
@@ -55,26 +58,48 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path, dtype):
     for name, weight in unbroken.master_weights().items():
         assert torch.equal(weight, second.master_weights()[name]), name
     for ours, theirs in zip(
-        unbroken.averaged_head().parameters(), second.averaged_head().parameters(), strict=True
+        unbroken.averaged_net().parameters(), second.averaged_net().parameters(), strict=True
     ):
         assert torch.equal(ours, theirs)
 
 
 def test_training_lowers_the_loss_and_leaves_the_embedding_alone():
     trainer = _trainer(torch.float32)
-    embedding = trainer.head.embed_tokens.weight.clone()
+    embedding = trainer.net.embed_tokens.weight.clone()
     reports = _run(trainer, range(60))
-    first = sum(r.losses[0] for r in reports[:10]) / sum(r.counts[0] for r in reports[:10])
-    last = sum(r.losses[0] for r in reports[-10:]) / sum(r.counts[0] for r in reports[-10:])
+    first = sum(r.steps.losses[0] for r in reports[:10]) / sum(
+        r.steps.counts[0] for r in reports[:10]
+    )
+    last = sum(r.steps.losses[0] for r in reports[-10:]) / sum(
+        r.steps.counts[0] for r in reports[-10:]
+    )
     assert last < first - 0.2
-    assert torch.equal(embedding, trainer.head.embed_tokens.weight)
+    assert torch.equal(embedding, trainer.net.embed_tokens.weight)
 
 
 def test_later_steps_run_on_hits_and_a_share_of_misses():
     (everyone,) = _run(_trainer(missed_share=1.0), range(1))
     (few,) = _run(_trainer(missed_share=0.0), range(1))
-    assert few.counts[0] == everyone.counts[0]
-    assert few.counts[1] <= few.hits[0] < everyone.counts[1]
+    assert few.steps.counts[0] == everyone.steps.counts[0]
+    assert few.steps.counts[1] <= few.steps.hits[0] < everyone.steps.counts[1]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_passes_and_workers_only_group_the_terms_of_one_update(count):
+    """The same update in one batch, in several passes, and by several workers in turn."""
+    indices = BATCHES[0] + BATCHES[1]
+    whole, split = (
+        _trainer(torch.float32, missed_share=0.3),
+        _trainer(torch.float32, missed_share=0.3),
+    )
+    shares = [split_share(indices, rank, count) for rank in range(count)]
+    for number in range(3):
+        one = whole.update([tiny_batch(RECORDS, indices)], 1e-2, number)
+        many = split.update([tiny_batch(RECORDS, share) for share in shares], 1e-2, number)
+        assert many.loss == pytest.approx(one.loss, rel=1e-5)
+        assert many.steps.counts == one.steps.counts
+    for name, weight in whole.master_weights().items():
+        torch.testing.assert_close(weight, split.master_weights()[name], atol=1e-5, rtol=1e-4)
 
 
 def test_epochs_differ_and_every_record_comes_once():
@@ -89,6 +114,14 @@ def test_the_split_is_a_function_of_index_and_seed():
     assert split == split_records(100, 0.1, seed=3) != split_records(100, 0.1, seed=4)
     assert len(split.held_out) == 10
     assert not set(split.held_out) & set(split.train)
+
+
+def test_smaller_shares_of_the_training_records_lie_within_larger_ones():
+    split = split_records(100, 0.1, seed=3)
+    quarter, half = share_of(split, 0.25, 3), share_of(split, 0.5, 3)
+    assert len(quarter.train) == 22
+    assert set(quarter.train) < set(half.train) < set(split.train)
+    assert quarter.held_out == half.held_out == split.held_out
 
 
 def test_a_prompt_answered_twice_is_not_held_out_when_training_shows_it():

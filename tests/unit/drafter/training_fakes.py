@@ -7,10 +7,12 @@ from torch import Tensor
 from drafter_service.eagle3.config import Eagle3Config, Rope
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.batches import Batch, RecordRows, load_batch
+from drafter_service.training.features import Recorded
 from drafter_service.training.records import Record
 
 HIDDEN, VOCAB, DRAFT = 16, 40, 24
 LAYERS = (1, 2)
+NUM_TOP = 6
 
 
 def tiny_config(**changes) -> Eagle3Config:
@@ -43,11 +45,20 @@ def tiny_head(seed: int = 0, **changes) -> Eagle3Head:
 class TinyStore:
     """Stands in for FeatureStore: the same random rows for a record every time."""
 
-    def read(self, record_index: int, layers=None) -> tuple[Tensor, Tensor]:
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def read(self, record_index: int, layers=None) -> Recorded:
         generator = torch.Generator().manual_seed(record_index)
-        num = record_index % 7 + 12
+        record = self._records[record_index]
+        num = len(record.ids)
         aux = torch.randn(num, len(LAYERS) * HIDDEN, generator=generator)
-        return aux, torch.randn(num, HIDDEN, generator=generator)
+        final = torch.randn(num, HIDDEN, generator=generator)
+        # The target's best id is the next one of the record, so every answer is a greedy one.
+        best = torch.from_numpy(np.roll(record.ids, -1))[record.prompt_len - 1 :, None]
+        top_ids = ((best + torch.arange(NUM_TOP)) % VOCAB).to(torch.int32)
+        logps = torch.linspace(0.0, -3.0, NUM_TOP).log_softmax(0).to(torch.float16)
+        return Recorded(aux, final, top_ids, logps.expand(len(best), NUM_TOP))
 
 
 def tiny_records(num_records: int) -> list[Record]:
@@ -61,8 +72,7 @@ def tiny_records(num_records: int) -> list[Record]:
 def tiny_batch(
     records: list[Record], indices: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Batch:
-    choices = [torch.from_numpy(np.roll(record.ids, -1)) for record in records]
-    return load_batch(records, choices, indices, TinyStore(), LAYERS, eos_id=2, dtype=dtype)
+    return load_batch(records, indices, TinyStore(records), LAYERS, eos_id=2, dtype=dtype)
 
 
 def one_record_batch(features: Tensor, ids: Tensor, final: Tensor, choices: Tensor) -> Batch:
@@ -77,6 +87,9 @@ def one_record_batch(features: Tensor, ids: Tensor, final: Tensor, choices: Tens
         ids=ids,
         positions=torch.arange(num),
         final=final,
+        top_ids=choices[:, None],
+        top_logps=torch.zeros(num, 1),
         choices=choices,
         last_row=torch.full((num,), num - 1),
+        keys=torch.arange(num),
     )

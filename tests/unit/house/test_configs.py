@@ -28,15 +28,23 @@ def read_manifest(path: Path) -> None:
 
 
 def read_recipe(path: Path) -> None:
+    from drafter_service.training.recipe import family_of
     from drafter_service.training.settings import load_settings
 
-    load_settings(path)
+    kind = path.stem.partition("-")[0]
+    load_settings(path, family_of(kind).settings_type)
 
 
 def read_templates(path: Path) -> None:
     from verifier_service.data.compose import load_templates
 
     load_templates(path)
+
+
+def read_seed_words(path: Path) -> None:
+    from verifier_service.data.openings import load_openings
+
+    assert len(load_openings(path)) > 100
 
 
 def read_dockerfile(path: Path) -> None:
@@ -50,6 +58,7 @@ READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("kubernetes/cluster*.yaml", read_config),
     ("kubernetes/Dockerfile", read_dockerfile),
     ("train/prompts*.yaml", read_templates),
+    ("train/seed_words.txt", read_seed_words),
     ("train*/*.yaml", read_recipe),
     ("*.yaml", read_config),
 )
