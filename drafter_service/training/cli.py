@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(words)
     try:
-        settings = load_settings(arguments.config, family_of(arguments.kind).settings_type)
+        settings_type = family_of(arguments.kind).settings_type
+        settings = load_settings(arguments.config, settings_type, arguments.changes)
         torch.set_num_threads(settings.threads)
         if arguments.stage in ("all", "features"):
             record_target(settings)
@@ -92,6 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="outrider train", description=__doc__)
     parser.add_argument("kind", choices=sorted(RECIPES), help="family to train")
     parser.add_argument("--config", type=Path, required=True, help="training settings (YAML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="FIELD=VALUE",
+        help="change a setting, e.g. num_steps=5 or head.aux_layers=[14]; YAML, may be repeated",
+    )
     parser.add_argument("--output", type=Path, help="directory of the checkpoint to write")
     parser.add_argument("--stage", choices=STAGES, default="all", help="run one stage only")
     parser.add_argument("--name", default="", help="target's name, noted in the checkpoint")

@@ -14,6 +14,7 @@ from typing import Any
 
 from drafter_service.training.recipe import HeldOut
 from drafter_service.training.settings import TrainSettings
+from drafter_service.training.telling import told_command, told_settings
 from drafter_service.training.trainer import Position
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "msgpack")
@@ -28,12 +29,11 @@ def provenance(
     started_from: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """What goes into provenance.json."""
-    paths = {"answers", "target", "features", "run"}
     return {
-        "command": " ".join(command),
+        "command": told_command(command),
         "commit": commit_of(Path(__file__).parent),
         "versions": {"python": platform.python_version(), **_versions()},
-        "settings": settings.model_dump(mode="json", exclude=paths),
+        "settings": told_settings(settings),
         "data": {
             "answers_sha256": {path.name: sha256_of(path) for path in settings.answers},
             "target_weights_sha256": {

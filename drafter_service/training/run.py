@@ -21,11 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from drafter_service.training.batches import Batch, split_share
+from drafter_service.training.continuing import check_continues
 from drafter_service.training.data import Data
 from drafter_service.training.meter import Meter
 from drafter_service.training.recipe import HeldOut, family_of
 from drafter_service.training.schedule import DeadlineSchedule, Schedule, StepSchedule
 from drafter_service.training.settings import TrainSettings
+from drafter_service.training.telling import told_settings
 from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
 from drafter_service.training.workers import Alone, Workers
 
@@ -56,6 +58,7 @@ class Run:
         """settings: of the kind's own type."""
         torch.set_num_threads(settings.threads)
         self._settings = settings
+        self._told = {"kind": kind, **told_settings(settings)}
         self._report = report
         self._workers = workers if workers is not None else Alone()
         self._data = Data(settings)
@@ -69,10 +72,15 @@ class Run:
             self._say(f"{name}: {fact}")
 
     def start(self, warm_from: Path | None = None) -> Started:
-        """Resume from the state file, or begin anew, or from another run's weights."""
+        """Resume from the state file, or begin anew, or from another run's weights.
+
+        Raises ConfigError when the run was begun with settings that shape its updates otherwise.
+        """
         trainer = self._new_trainer()
         position, extra = Position(), {"started": repr(time.time())}
         if self._state_path.exists():
+            with safe_open(self._state_path, framework="pt") as stream:
+                check_continues(json.loads(stream.metadata().get("settings", "{}")), self._told)
             position, extra = trainer.load(self._state_path)
         elif warm_from is not None:
             extra["warm_from"] = warm_from.name
@@ -80,7 +88,7 @@ class Run:
                 trainer.take_weights(self.recipe.inherited(warm_from))
             else:
                 trainer.load_weights(warm_from)
-        self.extra = extra
+        self.extra = {"settings": json.dumps(self._told), **extra}
         return Started(trainer, position, self._schedule(float(extra["started"])))
 
     def _new_trainer(self) -> Trainer[nn.Module]:

@@ -4,12 +4,21 @@ A family adds its own in a subclass. Relative paths are taken from the working d
 the target (sizes, rope, eps) are read from its config.json, never set here.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from drafter_service.training.overrides import overridden, parse_override
 from protos.errors import ConfigError
 
 
@@ -84,13 +93,33 @@ class TrainSettings(BaseModel):
             )
         return paths
 
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (
+            self.minutes is not None
+            and self.epochs is not None
+            and "epochs" in self.model_fields_set
+        ):
+            raise ValueError("the length is given twice: set minutes or epochs to null")
+        if self.minutes is None and self.epochs is None:
+            raise ValueError("no length: give minutes or epochs")
+        return self
+
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
 
-def load_settings(path: Path, settings_type: type[Settings]) -> Settings:
-    """Raises ConfigError for unreadable YAML, unknown keys and values out of bounds."""
+def load_settings(
+    path: Path, settings_type: type[Settings], overrides: Sequence[str] = ()
+) -> Settings:
+    """A file's settings, changed by `overrides` (each FIELD=VALUE, see `overrides`).
+
+    Raises ConfigError for unreadable YAML, unknown keys and values out of bounds.
+    """
+    changes = [parse_override(text) for text in overrides]
     try:
-        return settings_type.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
-        raise ConfigError(f"training settings {path.name}: {error}") from error
+        document = overridden(yaml.safe_load(path.read_text()), changes)
+        return settings_type.model_validate(document)
+    except (OSError, yaml.YAMLError, ValidationError, ConfigError) as error:
+        changed = f", with {' '.join(overrides)}" if overrides else ""
+        raise ConfigError(f"training settings {path.name}{changed}: {error}") from error

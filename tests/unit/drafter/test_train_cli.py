@@ -76,7 +76,10 @@ def test_provenance_tells_how_to_make_the_head_again(trained):
     assert told["trained"]["rows"] > RECORDS * 10
     assert len(told["held_out"]["accuracy"]) == 5
     assert {"torch", "transformers", "python"} <= set(told["versions"])
-    assert str(root) not in json.dumps({**told, "command": ""})
+    assert told["settings"]["answers"] == ["answers.msgpack"]
+    assert told["command"].startswith("outrider train eagle3 --config eagle3.yaml --output head")
+    assert "/" not in told["command"]
+    assert str(root.parent) not in json.dumps(told)
 
 
 def test_the_same_command_again_continues_and_finds_nothing_left(trained):
@@ -86,6 +89,24 @@ def test_the_same_command_again_continues_and_finds_nothing_left(trained):
     assert main(command) == 0
     assert (root / "head" / "model.safetensors").read_bytes() == before
     assert (root / "run" / "log.jsonl").read_text().count('"rates"') == lines
+
+
+def test_changed_settings_reach_the_run_and_are_told(trained, tmp_path):
+    _, command = trained
+    changes = ["--set", f"run={tmp_path / 'run'}", "--set", "num_steps=1", "--set", "epochs=1"]
+    command = [*command[:3], "--output", str(tmp_path / "head")]
+    assert main([*command, *changes]) == 0
+    told = json.loads((tmp_path / "head" / "provenance.json").read_text())
+    assert told["settings"]["num_steps"] == 1
+    assert "--set num_steps=1 --set epochs=1" in told["command"]
+
+
+def test_a_run_does_not_go_on_under_other_settings(trained, capsys):
+    root, command = trained
+    before = (root / "run" / "state.safetensors").read_bytes()
+    assert main([*command, "--set", "num_steps=1"]) == 1
+    assert "num_steps: 3, now 1" in capsys.readouterr().err
+    assert (root / "run" / "state.safetensors").read_bytes() == before
 
 
 def test_recorded_states_are_those_of_the_design(trained):
