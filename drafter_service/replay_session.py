@@ -62,7 +62,7 @@ class ReplaySeat:
             lost: list[Ask] = []
             for ask, result in zip(waiting, results, strict=True):
                 if result.status is DraftStatus.LOST and not attempt:
-                    self._sessions.pop(ask.key)
+                    self._sessions[ask.key].tokens_sent = 0
                     lost.append(ask)
                 else:
                     trees[ask.key] = self._tree(ask, result)
@@ -89,14 +89,12 @@ class ReplaySeat:
     def _work(self, ask: Ask) -> DraftWork:
         text, base_len = ask.text, ask.base_len
         session = self._sessions.get(ask.key)
-        opened: SessionOpen | None = None
         if session is None:
             session = self._sessions[ask.key] = _Session(self._next_id, self._rows_of(text))
             self._next_id += 1
-            opened = _opening(ask, session.rows)
-        start = session.tokens_sent
+        start, rows = session.tokens_sent, session.rows
+        opened = None if start else _opening(ask, rows)
         session.tokens_sent = base_len
-        rows = session.rows
         return DraftWork(
             session_id=session.session_id,
             incarnation=self.capabilities.incarnation,

@@ -50,6 +50,12 @@ class FileRows:
         """See `RawRows`. Raises ConfigError."""
         try:
             with safe_open(self.path, framework="pt") as file:
+                held = set(file.keys())
+                absent = [name for layer in aux_layers if (name := _name(layer)) not in held]
+                if absent or not aux_layers:
+                    raise ConfigError(
+                        f"{self.path.name} holds no rows of {', '.join(absent) or 'no layer'}"
+                    )
                 parts = [file.get_tensor(_name(layer)) for layer in aux_layers]
         except (OSError, SafetensorError) as error:
             raise _damaged(self.path) from error

@@ -76,24 +76,35 @@ def taps_of(layers: Sequence[int]) -> list[TapSpec]:
     return [TapSpec(tap_key(layer), (layer,)) for layer in sorted(set(layers))]
 
 
-def recording_engine(
-    directory: Path,
-    dtype: DType,
-    layers: Sequence[int],
-    batch: int,
-    longest: int,
-    num_threads: int | None = None,
-) -> Recording:
-    """Load the target; the engine runs `batch` requests at once. longest: tokens of one request.
+class RecordingTarget:
+    """A target that is loaded when something has to be recorded, and once for equal layers."""
 
-    Raises CheckpointError, ConfigError.
-    """
-    target = load_target(directory, TORCH_TYPES[dtype], taps_of(layers), num_threads=num_threads)
-    return engine_around(target, layers, batch, longest)
+    def __init__(
+        self, directory: Path, dtype: DType, batch: int, num_threads: int | None = None
+    ) -> None:
+        """batch: requests that run at once."""
+        self._directory = directory
+        self._dtype = TORCH_TYPES[dtype]
+        self._batch = batch
+        self._num_threads = num_threads
+        self._layers: tuple[int, ...] = ()
+        self._target: Target | None = None
+
+    def engine(self, layers: Sequence[int], longest: int) -> Recording:
+        """An engine that keeps rows of these layers. longest: tokens of one request.
+
+        Raises CheckpointError, ConfigError.
+        """
+        if self._target is None or tuple(layers) != self._layers:
+            self._layers = tuple(layers)
+            self._target = load_target(
+                self._directory, self._dtype, taps_of(layers), num_threads=self._num_threads
+            )
+        return engine_around(self._target, layers, self._batch, longest)
 
 
 def engine_around(target: Target, layers: Sequence[int], batch: int, longest: int) -> Recording:
-    """The same over a target that was loaded with `taps_of(layers)`."""
+    """An engine over a target that was loaded with `taps_of(layers)`."""
     facts = target.facts
     settings = EngineSettings(
         num_slots=max(batch * min(facts.max_context, _SLOTS_A_REQUEST), 2 * longest + 256),

@@ -39,6 +39,7 @@ _COMMANDS = (
     "cluster/tools/validate.py",
     "cluster/tools/check.py",
     "cluster/tools/bench*",
+    "cluster/tools/evaluate.py",
 )
 
 
@@ -109,6 +110,7 @@ RULES = (
             "verifier_service/bench*",
             "drafter_service/bench*",
             "cluster/tools/bench*",
+            "cluster/tools/evaluate.py",
             *_CLI,
         ),
     ),
