@@ -1,4 +1,4 @@
-"""The recipe of EAGLE-3 and 3.1: training-time test, cross entropy on a draft vocabulary.
+"""The recipe of EAGLE-3 and 3.1: training-time test on a draft vocabulary.
 
 A new head, its loss (`eagle3_loss`), figures on held-out answers, export. Knows no optimiser.
 
@@ -43,9 +43,14 @@ class Eagle3Recipe:
         dtype: torch.dtype = getattr(torch, settings.compute_dtype)
         self._loss = Eagle3Loss(
             self.net,
-            target.lm_head[target_ids_W].to(dtype),
+            target.lm_head[target_ids_W].to(dtype) if settings.targets == "full" else None,
             torch.from_numpy(draft_index(vocab.target_ids, config.vocab_size)),
-            LossShape(settings.num_steps, settings.step_decay, settings.missed_share),
+            LossShape(
+                settings.num_steps,
+                settings.step_decay,
+                settings.missed_share,
+                settings.comparison,
+            ),
         )
 
     def loss(self, batch: Batch, number: int) -> Loss:

@@ -1,7 +1,10 @@
 """Settings of `outrider train eagle3`, besides those that every recipe shares."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from drafter_service.training.loss import Comparison, LossKind
 from drafter_service.training.settings import TrainSettings
 
 
@@ -44,6 +47,22 @@ class Eagle3Settings(TrainSettings):
         le=1,
         description="Share of rows that missed and still take the next step; 1 for all rows.",
     )
+    loss: LossKind = Field(
+        default=LossKind.KL,
+        description="kl; lk_alpha: -log of the acceptance; lk_hybrid: kl first, acceptance later.",
+    )
+    lk_eta: float = Field(
+        default=3.0, ge=0, description="How fast lk_hybrid leaves kl as acceptance grows."
+    )
+    targets: Literal["full", "top"] = Field(
+        default="full",
+        description="Target's distribution: from its lm_head, or from the ids recorded (faster).",
+    )
+
+    @property
+    def comparison(self) -> Comparison:
+        """Of q with p."""
+        return Comparison(self.loss, self.lk_eta)
 
     @property
     def layers(self) -> tuple[int, ...]:

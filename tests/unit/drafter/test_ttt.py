@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from drafter_service.checkpoint.eagle3_reader import read_eagle3_head
 from drafter_service.eagle3.reference import draft_rows
-from drafter_service.training.loss import fused_loss, restricted_loss, target_probs
+from drafter_service.training.loss import restricted_loss
+from drafter_service.training.targets import target_probs
 from drafter_service.training.ttt import TttAttention, mask_by_definition, unroll
 from tests.unit.drafter.training_fakes import (
     one_record_batch,
@@ -94,20 +95,6 @@ def test_steps_equal_a_draft_recomputed_without_cache():
         torch.testing.assert_close(
             outputs[step].y[row], expected.y[num_committed - 1 + step], atol=1e-5, rtol=1e-5
         )
-
-
-def test_fused_loss_and_its_gradients_equal_the_definition():
-    torch.manual_seed(1)
-    hidden = torch.randn(300, 16, requires_grad=True)
-    weight = torch.randn(50, 16, requires_grad=True)
-    probs = target_probs(torch.randn(40, 8), torch.randn(50, 8))
-    target_rows, row_weights = torch.randint(0, 40, (300,)), torch.rand(300)
-    expected = (restricted_loss(hidden @ weight.T, probs[target_rows]) * row_weights).sum()
-    expected_grads = torch.autograd.grad(expected, (hidden, weight))
-    total, rows = fused_loss(hidden, weight, probs, target_rows, row_weights)
-    torch.testing.assert_close(total, expected)
-    torch.testing.assert_close(torch.autograd.grad(total, (hidden, weight)), expected_grads)
-    assert torch.equal(rows.best, (hidden @ weight.T).argmax(-1))
 
 
 @needs_golden

@@ -42,6 +42,13 @@ def tiny_head(seed: int = 0, **changes) -> Eagle3Head:
     return head
 
 
+def draft_index_of(target_ids: Tensor, vocab: int) -> Tensor:
+    """[vocab] draft id of every target id, -1 where there is none."""
+    index = torch.full((vocab,), -1)
+    index[target_ids] = torch.arange(len(target_ids))
+    return index
+
+
 class TinyStore:
     """Stands in for FeatureStore: the same random rows for a record every time."""
 
