@@ -66,8 +66,7 @@ class AnswersFile:
             self._recover()
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_pack(header))
-            self._ends = [path.stat().st_size]
+            self._ends = [self._replace_by([_pack(header)])]
 
     def append(self, answers: Iterable[Answer]) -> None:
         """Write whole records and hand them to the operating system."""
@@ -92,10 +91,7 @@ class AnswersFile:
             "records": len(frames),
             "answer_tokens": sum(len(f["r"]) for f in frames) // np.dtype(self._id_type).itemsize,
         }
-        scratch = self._path.with_name(self._path.name + ".tmp")
-        packed = [_pack({**self._header, **totals}), *(_pack(frame) for frame in frames)]
-        scratch.write_bytes(b"".join(packed))
-        scratch.replace(self._path)
+        self._replace_by([_pack({**self._header, **totals}), *(_pack(frame) for frame in frames)])
 
     def _recover(self) -> None:
         with self._path.open("rb") as stream:
@@ -114,13 +110,18 @@ class AnswersFile:
         if len(frames[0][0]) != len(found):
             # Sealed by an earlier run: open it again, totals are written when it is complete.
             packed = [_pack(self._header), *(_pack(frame) for frame, _ in frames[1:])]
-            scratch = self._path.with_name(self._path.name + ".tmp")
-            scratch.write_bytes(b"".join(packed))
-            scratch.replace(self._path)
+            self._replace_by(packed)
             self._ends = np.cumsum([len(p) for p in packed]).tolist()
         else:
             self._ends = [end for _, end in frames]
         self.cut_to(len(self.answers))
+
+    def _replace_by(self, packed: list[bytes]) -> int:
+        """Put these frames in the file's place, all or none; returns their bytes."""
+        scratch = self._path.with_name(self._path.name + ".tmp")
+        num_bytes = scratch.write_bytes(b"".join(packed))
+        scratch.replace(self._path)
+        return num_bytes
 
     def _frame(self, answer: Answer) -> dict[str, bytes]:
         return {
@@ -145,6 +146,15 @@ def read_answers(path: Path) -> tuple[Header, list[Answer]]:
         for frame in frames[1:]
     ]
     return frames[0], answers
+
+
+def read_header(path: Path) -> Header:
+    """The header alone. Raises ConfigError when the file is no answers file."""
+    with path.open("rb") as stream:
+        header, _ = next(_frames(stream), ({}, 0))
+    if header.get("format") != FORMAT:
+        raise ConfigError(f"{path.name} exists and is no answers file")
+    return header
 
 
 def _frames(stream: io.BufferedReader) -> Iterator[tuple[dict[str, Any], int]]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, InvalidRequest
 from verifier_service.data.conversations import Message
 
 _MARK: Final = "\u2402outrider\u2403"
@@ -25,29 +26,36 @@ class Chat:
             raise CheckpointError(f"{directory.name} has no chat template")
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of a conversation, ready for the assistant's turn."""
+        """Ids of a conversation, ready for the assistant's turn.
+
+        Raises InvalidRequest when the template refuses the messages.
+        """
         return self._encode(self._render(messages, True))
 
-    def user_header_ids(self) -> tuple[int, ...]:
+    def user_header_ids(self, opening: str = "") -> tuple[int, ...]:
         """Ids of what the template writes before a first user turn, default system text included.
 
-        A model that continues them writes a user's turn (Magpie, arXiv 2406.08464).
+        A model that continues them writes a user's turn (Magpie, arXiv 2406.08464). opening: how
+        that turn begins.
         """
         text = self._render([{"role": "user", "content": _MARK}], False)
         if _MARK not in text:
             raise CheckpointError("the chat template does not render a user's text as it is")
-        return self._encode(text[: text.index(_MARK)])
+        return self._encode(text[: text.index(_MARK)] + opening)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                )
             )
-        )
+        except TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses the messages: {error}") from error
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,63 +1,120 @@
-"""The command line of `outrider data`: builds an engine, shows progress, writes files.
+"""The command line of `outrider data`: prompts and turns in, files out, on one engine here.
 
-Answering runs without drafters: full batches leave the target nothing to gain from them.
+Whoever runs it on many engines takes the parser and what follows from its arguments from here.
 """
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from protos.errors import ConfigError
-from verifier_service.data.answer import answer_all
 from verifier_service.data.answers_file import read_answers
 from verifier_service.data.chat import Chat
 from verifier_service.data.compose import compose, load_templates, write_prompts
-from verifier_service.data.conversations import Sampler, read_conversations
-from verifier_service.data.synthesise import synthesise
-from verifier_service.engine.draft_form import TargetEnd
-from verifier_service.engine.drafting import DraftExchange
-from verifier_service.engine.loop import Engine
-from verifier_service.engine.rows import PagedRows
-from verifier_service.engine.settings import EngineSettings
-from verifier_service.engine.static_planner import StaticPlanner
-from verifier_service.model.embedded import ensure_embedded_target
-from verifier_service.model.load import load_target
+from verifier_service.data.conversations import Sampler
+from verifier_service.data.engines import DTYPES, EngineChoice, target_directory
+from verifier_service.data.meter import Meter
+from verifier_service.data.openings import Openings, default_openings, load_openings
+from verifier_service.data.prompt_files import Prompts, read_prompts
+from verifier_service.data.regenerate import Totals, regenerate
+from verifier_service.data.synthesise import TurnsRun, synthesise
+from verifier_service.data.turns_file import TurnRules
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+@dataclass(frozen=True, slots=True)
+class DataParser:
+    """The parser, and the commands that need an engine."""
+
+    parser: argparse.ArgumentParser
+    regenerate: argparse.ArgumentParser
+    synthesise: argparse.ArgumentParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
-    args = _parser().parse_args(argv)
-    directory = ensure_embedded_target() if args.target == "embedded" else Path(args.target)
-    chat = Chat(directory)
-    if args.command == "compose":
-        return _compose(args, chat)
-    sampler = Sampler(tuple(args.temperatures), args.top_k, args.max_new, args.seed)
-    if args.command == "answer":
-        conversations = read_conversations(args.prompts, args.limit)
-        engine = build_engine(directory, args.batch, args.threads, args.dtype)
-        meter = Meter("conversations")
-        total = answer_all(
-            engine, chat, conversations, sampler, args.out, 2 * args.batch, meter.report
-        )
-    else:
-        engine = build_engine(directory, args.batch, args.threads, args.dtype)
-        meter = Meter("turns")
-        total = synthesise(
-            engine, chat, sampler, args.count, args.out, 2 * args.batch, meter.report
-        )
+    """Run one command here; the exit status."""
+    return run_here(data_parser().parser.parse_args(argv))
+
+
+def run_here(args: argparse.Namespace) -> int:
+    """Run parsed arguments on an engine of this process."""
+    run = {"compose": _compose, "synthesise": _synthesise}.get(args.command, _regenerate)
+    return run(args)
+
+
+def engine_choice(args: argparse.Namespace) -> EngineChoice:
+    """The engine that the arguments ask for."""
+    if args.batch < 1:
+        raise ConfigError(f"--batch must be at least 1, not {args.batch}")
+    return EngineChoice(
+        args.target, args.batch, args.threads, args.dtype, args.device, args.max_context
+    )
+
+
+def sampler_of(args: argparse.Namespace) -> Sampler:
+    """The sampling that the arguments ask for."""
+    return Sampler(tuple(args.temperatures), args.top_k, args.max_new, args.seed)
+
+
+def openings_of(args: argparse.Namespace) -> Openings:
+    """The openings that the arguments ask for."""
+    if args.seed_words == "none":
+        return Openings((), args.seed)
+    path = default_openings() if args.seed_words is None else Path(args.seed_words)
+    return Openings(load_openings(path), args.seed)
+
+
+def rules_of(args: argparse.Namespace) -> TurnRules:
+    """Which turns the arguments let pass."""
+    return TurnRules(args.min_words, args.distinct_words)
+
+
+def say_answers(out: Path, totals: Totals, prompts: Prompts) -> None:
+    """The summary of a finished answers file."""
+    print(f"{out}: {totals.num_records} records of {totals.num_conversations} conversations")
+    if prompts.num_repeated:
+        print(f"left out: {prompts.num_repeated} repeated")
+    for skips in (prompts.skips, totals.skips):
+        if len(skips):
+            print(f"skipped: {skips.describe()}")
+
+
+def say_turns(run: TurnsRun) -> None:
+    """The summary of a finished turns file."""
+    refused = ", ".join(f"{n} {why}" for why, n in run.file.skips.counts.items())
+    print(f"{run.out}: {len(run.file)} turns" + (f"; refused: {refused}" if refused else ""))
+
+
+def _regenerate(args: argparse.Namespace) -> int:
+    choice, sampler = engine_choice(args), sampler_of(args)
+    prompts = read_prompts(args.prompts, args.limit)
+    chat, engine = Chat(choice.directory()), choice.build()
+    meter = Meter("conversations")
+    totals = regenerate(
+        engine, chat, prompts.conversations, sampler, args.out, 2 * args.batch, meter.report
+    )
     engine.close()
     meter.close()
-    print(f"{args.out}: {total} {'records' if args.command == 'answer' else 'turns'}")
+    say_answers(args.out, totals, prompts)
     return 0
 
 
-def _compose(args: argparse.Namespace, chat: Chat) -> int:
+def _synthesise(args: argparse.Namespace) -> int:
+    choice, sampler, openings = engine_choice(args), sampler_of(args), openings_of(args)
+    chat, engine = Chat(choice.directory()), choice.build()
+    facts = engine.target.facts
+    ends = frozenset(facts.eos_token_ids)
+    run = TurnsRun(args.out, chat, ends, facts.digest, sampler, openings, rules_of(args))
+    meter = Meter("turns")
+    synthesise(engine, run, chat, sampler, openings, args.count, 2 * args.batch, meter.report)
+    engine.close()
+    meter.close()
+    say_turns(run)
+    return 0
+
+
+def _compose(args: argparse.Namespace) -> int:
+    chat = Chat(target_directory(args.target))
     answers = [answer for path in args.texts for answer in read_answers(path)[1]]
     texts = [chat.text(answer.answer_ids).strip() for answer in answers]
     prompts = compose(load_templates(args.templates), dict(args.count), texts, args.seed)
@@ -66,85 +123,66 @@ def _compose(args: argparse.Namespace, chat: Chat) -> int:
     return 0
 
 
-def build_engine(directory: Path, batch: int, threads: int | None, dtype: str) -> Engine:
-    """An engine without drafters that runs `batch` requests at once."""
-    target = load_target(directory, _DTYPES[dtype], num_threads=threads)
-    facts = target.facts
-    settings = EngineSettings(
-        num_slots=batch * min(facts.max_context, 2048),
-        max_running=batch,
-        max_tokens_per_step=max(512, batch),
-        max_queued=4 * batch,
+def data_parser() -> DataParser:
+    """The parser of `outrider data`."""
+    parser = argparse.ArgumentParser(
+        prog="outrider data", description="Training data that the target writes itself."
     )
-    rows = PagedRows(target)
-    end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, {})
-    return Engine(target, DraftExchange(end, rows), StaticPlanner(()), settings, rows)
-
-
-class Meter:
-    """Progress on stderr: done, rate, time left; a line that is rewritten on a terminal."""
-
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._began_s = time.monotonic()
-        self._first: int | None = None
-        self._shown_s = 0.0
-
-    def report(self, done: int, total: int, num_tokens: int) -> None:
-        """Show the state, at most once a second (every ten without a terminal)."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = done - 1
-        terminal = sys.stderr.isatty()
-        if done < total and now - self._shown_s < (1.0 if terminal else 10.0):
-            return
-        self._shown_s = now
-        elapsed = max(now - self._began_s, 1e-6)
-        left_s = elapsed / (done - self._first) * (total - done)
-        line = (
-            f"{done}/{total} {self._unit}  {num_tokens / elapsed:.0f} tokens/s  "
-            f"{int(left_s // 60)} min {int(left_s % 60)} s left"
-        )
-        print(
-            f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr
-        )
-
-    def close(self) -> None:
-        """End the line."""
-        if sys.stderr.isatty() and self._shown_s:
-            print(file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    answer = commands.add_parser("answer", help="the target answers prompts")
-    answer.add_argument("prompts", type=Path, help="JSONL with q, turns or messages")
-    answer.add_argument("--limit", type=int, default=None, help="conversations to answer")
-    own = commands.add_parser("synthesise", help="the target writes user turns of its own")
-    own.add_argument("--count", type=int, required=True, help="turns the file shall hold")
-    made = commands.add_parser("compose", help="prompts from templates and the target's own texts")
-    made.add_argument("templates", type=Path, help="YAML with lists and templates")
-    made.add_argument(
+    answers = commands.add_parser(
+        "regenerate", aliases=["answer"], help="the target answers prompts; resumes"
+    )
+    answers.add_argument(
+        "prompts",
+        type=Path,
+        nargs="+",
+        help="JSONL or JSON with q, turns, messages or ShareGPT's conversations",
+    )
+    answers.add_argument("--limit", type=int, default=None, help="conversations to answer")
+    turns = commands.add_parser("synthesise", help="the target writes user turns; resumes")
+    turns.add_argument("--count", type=int, required=True, help="turns the file shall hold")
+    turns.add_argument(
+        "--seed-words",
+        metavar="FILE",
+        help="how turns begin, one a line; `none`: freely (default: configs/train/seed_words.txt)",
+    )
+    turns.add_argument("--min-words", type=int, default=3, help="of a turn that is taken")
+    turns.add_argument(
+        "--distinct-words", type=int, default=8, help="turns that share so many are the same"
+    )
+    _add_compose(commands.add_parser("compose", help="prompts from templates and own texts"))
+    _add_engine(answers, 256, "0,0,0.7,1")
+    _add_engine(turns, 192, "0.8,1,1.2")
+    return DataParser(parser, answers, turns)
+
+
+def _add_compose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("templates", type=Path, help="YAML with lists and templates")
+    parser.add_argument(
         "--count", type=_count, nargs="+", required=True, help="kind=number, one or more"
     )
-    made.add_argument(
+    parser.add_argument(
         "--texts", type=Path, nargs="*", default=[], help="answers files that fill {text}"
     )
-    made.add_argument("--out", type=Path, required=True)
-    made.add_argument("--target", default="embedded", help="directory, or `embedded`")
-    made.add_argument("--seed", type=int, default=0)
-    for command, max_new, temperatures in ((answer, 256, "0,0,0.7,1"), (own, 192, "1")):
-        command.add_argument("--out", type=Path, required=True)
-        command.add_argument("--target", default="embedded", help="directory, or `embedded`")
-        command.add_argument("--max-new", type=int, default=max_new)
-        command.add_argument("--temperatures", type=_temperatures, default=temperatures)
-        command.add_argument("--top-k", type=int, default=64)
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--batch", type=int, default=16, help="requests at once")
-        command.add_argument("--threads", type=int, default=None)
-        command.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16")
-    return parser
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", default="embedded", help="directory, or `embedded`")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def _add_engine(parser: argparse.ArgumentParser, max_new: int, temperatures: str) -> None:
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", default="embedded", help="directory, or `embedded`")
+    parser.add_argument("--max-new", type=int, default=max_new, help="tokens of an answer or turn")
+    parser.add_argument(
+        "--temperatures", type=_temperatures, default=temperatures, help="taken in turn"
+    )
+    parser.add_argument("--top-k", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=16, help="requests at once")
+    parser.add_argument("--max-context", type=int, help="tokens of prompt and answer")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 
 def _count(text: str) -> tuple[str, int]:

@@ -1,17 +1,14 @@
-"""Prompt files and conversations: what is to be answered, in which order, with which sampling.
+"""Conversations and their sampling: what is to be answered, in which order, with which seeds.
 
-Knows no engine. A line holds `q`, `turns` (user turns, answered one after another) or `messages`
-(answered once). Invariant: conversations depend on the file and the settings alone, so a resumed
-run meets the same ones in the same order.
+Knows no files and no engine. Invariant: an answer's sampling depends on the run's settings, the
+conversation's index and the turn alone, so a resumed or divided run draws the same answers.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from protos.errors import ConfigError
 from protos.params import SamplingParams
 
 Message = dict[str, str]
@@ -19,11 +16,25 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages given, and user turns to come after each answer. index: place in the file."""
+    """Messages given, and user turns to come after each answer.
+
+    index: place among the run's conversations. where: file and line, for people.
+    """
 
     index: int
     messages: tuple[Message, ...]
     turns: tuple[str, ...] = ()
+    where: str = field(default="", compare=False)
+
+    def to_json(self) -> str:
+        """What a replica needs of it; `from_json` reads it."""
+        return json.dumps([self.index, self.messages, self.turns])
+
+    @staticmethod
+    def from_json(text: str) -> "Conversation":
+        """The conversation that `to_json` wrote; `where` is left behind."""
+        index, messages, turns = json.loads(text)
+        return Conversation(index, tuple(messages), tuple(turns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +56,11 @@ class Sampler:
             max_tokens=self.max_tokens,
         )
 
-
-def read_conversations(path: Path, limit: int | None = None) -> list[Conversation]:
-    """Conversations of a JSONL file, repeated first turns left out.
-
-    Raises ConfigError naming the line that cannot be used.
-    """
-    found: list[Conversation] = []
-    seen: set[str] = set()
-    for number, line in _lines(path):
-        messages, turns = _parse(line, f"{path.name} line {number}")
-        key = json.dumps(messages, sort_keys=True)
-        if key in seen:
-            continue
-        seen.add(key)
-        found.append(Conversation(len(found), messages, turns))
-        if limit is not None and len(found) == limit:
-            break
-    if not found:
-        raise ConfigError(f"{path.name} holds no prompts")
-    return found
+    def describe(self) -> str:
+        """For headers: everything that decides the sampling."""
+        temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
+        sampling = f"temperatures {temperatures} in turn, top-k {self.top_k}, seed {self.seed}"
+        return f"{sampling}, at most {self.max_tokens} tokens"
 
 
 def digest_of(conversations: Iterable[Conversation]) -> str:
@@ -73,43 +69,3 @@ def digest_of(conversations: Iterable[Conversation]) -> str:
     for conversation in conversations:
         digest.update(json.dumps([conversation.messages, conversation.turns]).encode())
     return digest.hexdigest()[:16]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} cannot be read as UTF-8 text") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path.name} line {number} is no JSON") from error
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{path.name} line {number} is no JSON object")
-        yield number, entry
-
-
-def _parse(entry: Mapping[str, object], where: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    question, turns, messages = (entry.get(key) for key in ("q", "turns", "messages"))
-    if isinstance(question, str) and question.strip():
-        return (_user(question),), ()
-    if isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns):
-        return (_user(turns[0]),), tuple(turns[1:])
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return tuple({"role": m["role"], "content": m["content"]} for m in messages), ()
-    raise ConfigError(f"{where} needs q (text), turns (texts) or messages (role and content)")
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _is_message(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-    )

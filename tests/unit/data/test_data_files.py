@@ -1,13 +1,11 @@
-"""The answers file and prompt files: torn ends, other settings, repeated prompts."""
-
-import json
+"""The answers file: torn ends, other settings, totals; and the sampling of its answers."""
 
 import msgpack
 import pytest
 
 from protos.errors import ConfigError
 from verifier_service.data.answers_file import Answer, AnswersFile, make_header, read_answers
-from verifier_service.data.conversations import Sampler, read_conversations
+from verifier_service.data.conversations import Sampler
 
 A, B, C = (Answer((1, 2, i), (3, i)) for i in range(3))
 
@@ -68,6 +66,21 @@ def test_every_torn_end_is_cut_back_to_whole_records(tmp_path):
         assert path.read_bytes() == data
 
 
+def test_a_file_appears_with_its_whole_header_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.msgpack"
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(path), "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            AnswersFile(path, _header())
+    assert not path.exists()
+    AnswersFile(path, _header()).append([A])
+    assert read_answers(path)[1] == [A]
+
+
 def test_a_run_with_other_settings_is_refused_by_name(tmp_path):
     AnswersFile(tmp_path / "a", _header(sampling="one")).append([A])
     with pytest.raises(ConfigError, match="sampling"):
@@ -92,33 +105,6 @@ def test_a_finished_file_can_be_gone_on_with(tmp_path):
     header, answers = read_answers(tmp_path / "a")
     assert header["records"] == 2
     assert answers == [A, B]
-
-
-def _prompts(tmp_path, *entries: object):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps(entry) for entry in entries) + "\n\n")
-    return path
-
-
-def test_prompts_come_as_questions_turns_or_messages(tmp_path):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    path = _prompts(tmp_path, {"q": "one"}, {"turns": ["two", "more"]}, {"messages": messages})
-    one, two, three = read_conversations(path)
-    assert one.messages == ({"role": "user", "content": "one"},)
-    assert two.turns == ("more",)
-    assert list(three.messages) == messages
-
-
-def test_repeated_prompts_are_asked_once(tmp_path):
-    path = _prompts(tmp_path, {"q": "one"}, {"q": "two"}, {"turns": ["one"]})
-    assert [c.index for c in read_conversations(path)] == [0, 1]
-
-
-@pytest.mark.parametrize("entry", [{}, {"q": " "}, {"turns": []}, {"turns": ["a", 3]}, [1], "q"])
-def test_a_line_that_is_no_prompt_is_named(tmp_path, entry):
-    path = _prompts(tmp_path, {"q": "fine"}, entry)
-    with pytest.raises(ConfigError, match="line 2"):
-        read_conversations(path)
 
 
 def test_sampling_mixes_temperatures_and_never_shares_a_seed():
