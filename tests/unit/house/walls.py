@@ -40,6 +40,7 @@ _COMMANDS = (
     "cluster/tools/check.py",
     "cluster/tools/bench*",
     "cluster/tools/evaluate.py",
+    "cluster/tools/data.py",
 )
 
 
@@ -111,6 +112,7 @@ RULES = (
             "drafter_service/bench*",
             "cluster/tools/bench*",
             "cluster/tools/evaluate.py",
+            "cluster/tools/data*",
             *_CLI,
         ),
     ),
