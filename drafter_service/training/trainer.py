@@ -25,6 +25,8 @@ from drafter_service.training.workers import Alone, Workers
 
 MAX_STEPS = 32
 """Steps or slots that reports are added up for."""
+FIRST_UPDATES, FOLLOW_EVERY = 64, 4
+"""After so many updates the average follows every so many: it reads and writes all weights."""
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -66,6 +68,13 @@ class UpdateReport:
     grad_norm: float
 
 
+class _ScaledAdamW(torch.optim.AdamW):
+    """Fused AdamW that divides gradients as it reads them, by what mixed precision calls scale."""
+
+    grad_scale: Tensor
+    found_inf: Tensor
+
+
 class Trainer(Generic[Net]):
     """Owns the network, its master weights and the optimiser's state."""
 
@@ -87,9 +96,10 @@ class Trainer(Generic[Net]):
         self.net = net.to(compute_dtype)
         self._compute = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self._average = {name: p.clone() for name, p in self._master.items()}
+        self._gradients = {name: torch.zeros_like(p) for name, p in self._master.items()}
         decayed = [p for p in self._master.values() if p.dim() > 1]
         others = [p for p in self._master.values() if p.dim() <= 1]
-        self._optimiser = torch.optim.AdamW(
+        self._optimiser = _ScaledAdamW(
             [
                 {"params": decayed, "weight_decay": settings.weight_decay},
                 {"params": others, "weight_decay": 0.0},
@@ -98,22 +108,24 @@ class Trainer(Generic[Net]):
             betas=(settings.beta1, settings.beta2),
             fused=True,
         )
+        for name, master in self._master.items():
+            master.grad = self._gradients[name]
 
     def update(self, batches: Iterable[Batch], rate: float, number: int) -> UpdateReport:
         """One step of the optimiser on this worker's batches; `number` counts updates from 0.
 
         No batch at all is a worker's share too, when the others have some.
         """
-        for master in self._master.values():
-            master.grad = torch.zeros_like(master)
         sums: list[StepSums] = []
         total = denominator = 0.0
         for batch in batches:
             loss = self._loss_of(batch, number)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            self._collect()
+            self._collect(first=not sums)
             total, denominator = total + float(loss.total.detach()), denominator + loss.denominator
             sums.append(loss.steps)
+        if not sums:
+            torch._foreach_zero_(list(self._gradients.values()))
         counted = torch.tensor([total, denominator], dtype=torch.float32)
         steps = self._add_up(sums, counted)
         total, denominator = counted.tolist()
@@ -122,13 +134,18 @@ class Trainer(Generic[Net]):
         return UpdateReport(total / max(denominator, 1e-12), steps, grad_norm)
 
     @torch.no_grad()
-    def _collect(self) -> None:
+    def _collect(self, first: bool) -> None:
+        """Move a pass's gradients into the float32 ones; the first replaces the last update's."""
         for name, parameter in self._compute.items():
-            if parameter.grad is not None:
-                gradient = self._master[name].grad
-                assert gradient is not None  # made at the update's start
+            gradient = self._gradients[name]
+            if parameter.grad is None:
+                if first:
+                    gradient.zero_()
+            elif first:
+                gradient.copy_(parameter.grad)
+            else:
                 gradient.add_(parameter.grad)
-                parameter.grad = None
+            parameter.grad = None
 
     def _add_up(self, sums: list[StepSums], counted: Tensor) -> StepSums:
         """Gradients, `counted` and step sums over all workers."""
@@ -136,18 +153,22 @@ class Trainer(Generic[Net]):
         for steps in sums:
             for row, values in enumerate((steps.losses, steps.hits, steps.counts)):
                 table[row, : len(values)] += torch.tensor(values)
-        gradients = [master.grad for master in self._master.values() if master.grad is not None]
-        self._workers.add_up([*gradients, counted, table])
+        self._workers.add_up([*self._gradients.values(), counted, table])
         length = int(table[2].nonzero().max()) + 1 if table[2].any() else 0
         losses, hits, counts = (tuple(row[:length].tolist()) for row in table)
         return StepSums(losses, hits, counts)
 
     @torch.no_grad()
     def _apply(self, rate: float, denominator: float) -> float:
-        masters = list(self._master.values())
-        gradients = [master.grad for master in masters if master.grad is not None]
-        torch._foreach_div_(gradients, denominator)
-        grad_norm = torch.nn.utils.clip_grad_norm_(masters, self._settings.clip_norm, foreach=True)
+        """One step of AdamW on gradient / denominator, clipped; the gradient's norm before that.
+
+        Mean and clipping are one division inside the optimiser: two passes over memory less.
+        """
+        norms = torch._foreach_norm(list(self._gradients.values()))
+        grad_norm = torch.linalg.vector_norm(torch.stack(norms)) / denominator
+        over = (grad_norm + 1e-6) / self._settings.clip_norm
+        self._optimiser.grad_scale = over.clamp_min(1.0) * denominator
+        self._optimiser.found_inf = torch.zeros(())
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.step()
@@ -162,7 +183,10 @@ class Trainer(Generic[Net]):
     @torch.no_grad()
     def _follow(self, number: int) -> None:
         # Early on the average must forget the random start, hence the growing decay.
-        decay = min(self._settings.average_decay, (1 + number) / (10 + number))
+        every = 1 if number < FIRST_UPDATES else FOLLOW_EVERY
+        if number % every:
+            return
+        decay = min(self._settings.average_decay, (1 + number) / (10 + number)) ** every
         torch._foreach_lerp_(list(self._average.values()), list(self._master.values()), 1.0 - decay)
 
     def master_weights(self) -> dict[str, Tensor]:

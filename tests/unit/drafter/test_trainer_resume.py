@@ -25,13 +25,13 @@ RECORDS = tiny_records(12)
 BATCHES = epoch_batches(RECORDS, range(12), 40, seed=0, epoch=0)
 
 
-def _trainer(dtype=torch.bfloat16, workers=None, **shape) -> Trainer:
+def _trainer(dtype=torch.bfloat16, workers=None, clip_norm=1.0, **shape) -> Trainer:
     rows = torch.randn(DRAFT, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
     index = torch.full((VOCAB,), -1)
     index[torch.arange(DRAFT) + 3] = torch.arange(DRAFT)
     head = tiny_head()
     loss = Eagle3Loss(head, rows, index, LossShape(**shape))
-    return Trainer(head, loss, OptimiserSettings(), dtype, workers)
+    return Trainer(head, loss, OptimiserSettings(clip_norm=clip_norm), dtype, workers)
 
 
 def _run(trainer: Trainer, updates: range):
@@ -61,6 +61,39 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path, dtype):
         unbroken.averaged_net().parameters(), second.averaged_net().parameters(), strict=True
     ):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e3])
+def test_an_update_is_adamw_on_the_clipped_mean_gradient(clip_norm):
+    trainer, plain = _trainer(torch.float32, clip_norm=clip_norm), _trainer(torch.float32)
+    batches = [tiny_batch(RECORDS, indices) for indices in BATCHES[:2]]
+    head = plain.net
+    trained = [p for p in head.parameters() if p.requires_grad]
+    settings = OptimiserSettings()
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=1e-2, betas=(settings.beta1, settings.beta2), fused=False)
+    for number in range(3):
+        report = trainer.update(batches, 1e-2, number)
+        adam.zero_grad()
+        losses = [plain._loss_of(batch, number) for batch in batches]
+        rows = sum(loss.denominator for loss in losses)
+        (sum(loss.total for loss in losses) / rows).backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, clip_norm)
+        adam.step()
+        assert report.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+    for name, weight in head.named_parameters():
+        if weight.requires_grad:
+            ours = trainer.master_weights()[name]
+            torch.testing.assert_close(ours, weight.detach(), atol=2e-4, rtol=1e-3)
+            # Adam forgives a wrong scale of all gradients; its running mean does not.
+            mean, expected = (
+                trainer._optimiser.state[ours]["exp_avg"],
+                adam.state[weight]["exp_avg"],
+            )
+            torch.testing.assert_close(mean, expected, atol=1e-7, rtol=5e-3)
 
 
 def test_training_lowers_the_loss_and_leaves_the_embedding_alone():
