@@ -2,53 +2,70 @@
 
     outrider train eagle3 --config configs/train/eagle3.yaml --output heads/my-head
 
-Every stage continues where it was stopped, so the same command may simply be given again.
-`--stage` runs one of them alone. Knows argv and stdout; the work is in `run` and `recording`.
+Every stage continues where it was stopped, so the same command may simply be given again; Ctrl-C
+ends training after the update in hand. `--stage` runs one stage alone. Knows argv and stdout; the
+work is in `job` and `recording`, and who trains is the caller's choice.
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from drafter_service.checkpoint.target import read_target_weights
 from drafter_service.training.data import parts
-from drafter_service.training.provenance import provenance, sha256_of
+from drafter_service.training.job import Job, export_job, run_job
 from drafter_service.training.recipe import RECIPES, family_of
 from drafter_service.training.recording import write_features
-from drafter_service.training.run import Run
 from drafter_service.training.settings import TrainSettings, load_settings
+from drafter_service.training.stopping import stop_wish
 from protos.errors import OutriderError
 
 STAGES = ("all", "features", "train", "export")
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+Say = Callable[[str], None]
+TrainJob = Callable[[Job, Say], bool]
+"""Trains a job; False when it was stopped before its end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 1 with the reason on stderr."""
+    """Exit status: 0, 1 with the reason on stderr, or 130 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(words)
+    return run_command(train_parser().parse_args(words), words, train_here)
+
+
+def run_command(arguments: argparse.Namespace, words: Sequence[str], train: TrainJob) -> int:
+    """The stages asked for, training done by `train`; the exit status."""
     try:
-        settings_type = family_of(arguments.kind).settings_type
-        settings = load_settings(arguments.config, settings_type, arguments.changes)
-        torch.set_num_threads(settings.threads)
-        if arguments.stage in ("all", "features"):
-            record_target(settings)
-        if arguments.stage in ("all", "train"):
-            run = Run(arguments.kind, settings, _say)
-            started = run.start(arguments.warm_from)
-            run.extra.update(_started_from(arguments.warm_from))
-            run.train(started)
-        if arguments.stage in ("all", "export") and arguments.output is not None:
-            export(arguments.kind, settings, arguments.output, arguments.name, words)
+        return 0 if _run_stages(arguments, words, train) else STOPPED
     except (OutriderError, OSError) as error:
         print(f"outrider train: {error}", file=sys.stderr)
         return 1
-    return 0
+
+
+def _run_stages(arguments: argparse.Namespace, words: Sequence[str], train: TrainJob) -> bool:
+    settings_type = family_of(arguments.kind).settings_type
+    settings = load_settings(arguments.config, settings_type, arguments.changes)
+    job = Job(arguments.kind, settings, ("outrider", "train", *words), arguments.warm_from)
+    torch.set_num_threads(settings.threads)
+    if arguments.stage in ("all", "features"):
+        record_target(settings)
+    if arguments.stage in ("all", "train") and not train(job, _say):
+        return False
+    if arguments.stage in ("all", "export") and arguments.output is not None:
+        export_job(job, arguments.output, arguments.name, _say)
+    return True
+
+
+def train_here(job: Job, say: Say) -> bool:
+    """In this process, alone."""
+    with stop_wish() as wish:
+        return run_job(job, say, stopped=wish.is_set)
 
 
 def record_target(settings: TrainSettings) -> None:
@@ -60,36 +77,8 @@ def record_target(settings: TrainSettings) -> None:
         write_features(model.model, lm_head, part.records, layers, part.features, _say)
 
 
-def export(
-    kind: str, settings: TrainSettings, output: Path, name: str, command: Sequence[str]
-) -> None:
-    """The best weights of the run, averaged, with their held-out figures."""
-    run = Run(kind, settings, _say)
-    run.start()
-    net, position = run.best_net()
-    held_out = run.check(net, position)
-    origin = json.loads(run.extra["origin"]) if "origin" in run.extra else None
-    words = ["outrider", "train", *command]
-    told = provenance(words, settings, position, run.recipe.facts, held_out, origin)
-    run.recipe.write(output, net, name, told)
-    _say(f"wrote {output}")
-
-
-def _started_from(warm_from: Path | None) -> dict[str, str]:
-    """What a warm start began with, for provenance: digest, and its own provenance if any."""
-    if warm_from is None:
-        return {}
-    weights = warm_from / "model.safetensors" if warm_from.is_dir() else warm_from
-    origin: dict[str, Any] = {"name": warm_from.name, "weights_sha256": sha256_of(weights)}
-    told = warm_from / "provenance.json"
-    if warm_from.is_dir() and told.exists():
-        earlier = json.loads(told.read_text())
-        kept = ("commit", "data", "trained", "started_from")
-        origin |= {key: earlier[key] for key in kept if key in earlier}
-    return {"origin": json.dumps(origin)}
-
-
-def _parser() -> argparse.ArgumentParser:
+def train_parser() -> argparse.ArgumentParser:
+    """The arguments of a training on this machine; a launcher adds its own."""
     parser = argparse.ArgumentParser(prog="outrider train", description=__doc__)
     parser.add_argument("kind", choices=sorted(RECIPES), help="family to train")
     parser.add_argument("--config", type=Path, required=True, help="training settings (YAML)")

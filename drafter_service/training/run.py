@@ -2,34 +2,37 @@
 
     <run>/state.safetensors     master weights, optimiser, position (replaced atomically)
     <run>/best.safetensors      averaged weights of the best check so far, by replayed tau
-    <run>/log.jsonl             one line per report, with the rate, and one per held-out check
+    <run>/log.jsonl             one line per start, per report (with the rates), per held-out check
 
-Knows no command line and no launcher; of several workers the first writes. Invariant: everything
-that decides the next update is in the state file or in the settings, but for the rate when the
-schedule follows the clock; the log records the rates.
+Knows no command line and no launcher; of several workers the first writes, and its clock and the
+wish to stop that reaches it count for all. Invariant: everything that decides the next update is in
+the state file or in the settings, but for the rate when the schedule follows the clock; the log
+records the rates.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from drafter_service.training.batches import Batch, split_share
+from drafter_service.training.best import Best
 from drafter_service.training.continuing import check_continues
 from drafter_service.training.data import Data
 from drafter_service.training.meter import Meter
+from drafter_service.training.provenance import Origin, origin_of
 from drafter_service.training.recipe import HeldOut, family_of
 from drafter_service.training.schedule import DeadlineSchedule, Schedule, StepSchedule
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.telling import told_settings
 from drafter_service.training.trainer import OptimiserSettings, Position, Trainer
 from drafter_service.training.workers import Alone, Workers
+from protos.errors import ConfigError
 
 STATE_NAME = "state.safetensors"
 BEST_NAME = "best.safetensors"
@@ -38,11 +41,12 @@ LOG_NAME = "log.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run about to make its next update."""
+    """A run about to make its next update. origin: what a warm start began with, if it did."""
 
     trainer: Trainer[nn.Module]
     position: Position
     schedule: Schedule
+    origin: Origin | None
 
 
 class Run:
@@ -54,42 +58,50 @@ class Run:
         settings: TrainSettings,
         report: Callable[[str], None],
         workers: Workers | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """settings: of the kind's own type."""
+        """settings: of the kind's own type; clock: seconds since the epoch, for deadlines."""
         torch.set_num_threads(settings.threads)
         self._settings = settings
         self._told = {"kind": kind, **told_settings(settings)}
         self._report = report
         self._workers = workers if workers is not None else Alone()
-        self._data = Data(settings)
+        self._clock = clock
+        self.data = Data(settings)
+        self._epoch: tuple[int, list[tuple[int, ...]]] = (0, self.data.epoch(0))
         self._is_first = self._workers.rank == 0
         settings.run.mkdir(parents=True, exist_ok=True)
         self._state_path = settings.run / STATE_NAME
-        self._best_path = settings.run / BEST_NAME
+        self._best = Best(settings.run / BEST_NAME)
         self._log_path = settings.run / LOG_NAME
-        self.recipe = family_of(kind).make(settings, self._data)
+        self.recipe = family_of(kind).make(settings, self.data)
         for name, fact in self.recipe.facts.items():
             self._say(f"{name}: {fact}")
 
     def start(self, warm_from: Path | None = None) -> Started:
         """Resume from the state file, or begin anew, or from another run's weights.
 
-        Raises ConfigError when the run was begun with settings that shape its updates otherwise.
+        Raises ConfigError when the run was begun with settings that shape its updates otherwise, or
+        when the workers see different state files.
         """
         trainer = self._new_trainer()
-        position, extra = Position(), {"started": repr(time.time())}
+        position, extra = Position(), {"started": repr(self._clock())}
         if self._state_path.exists():
             with safe_open(self._state_path, framework="pt") as stream:
                 check_continues(json.loads(stream.metadata().get("settings", "{}")), self._told)
             position, extra = trainer.load(self._state_path)
+            self._say(f"goes on after update {position.update}")
         elif warm_from is not None:
-            extra["warm_from"] = warm_from.name
             if warm_from.is_dir():
                 trainer.take_weights(self.recipe.inherited(warm_from))
             else:
                 trainer.load_weights(warm_from)
-        self.extra = {"settings": json.dumps(self._told), **extra}
-        return Started(trainer, position, self._schedule(float(extra["started"])))
+            extra["origin"] = json.dumps(origin_of(warm_from))
+        if self._workers.agree(astuple(position)) != astuple(position):
+            raise ConfigError("workers see different states: the run's directory must be shared")
+        self._extra = {"settings": json.dumps(self._told), **extra}
+        origin = json.loads(extra["origin"]) if "origin" in extra else None
+        return Started(trainer, position, self._schedule(float(extra["started"])), origin)
 
     def _new_trainer(self) -> Trainer[nn.Module]:
         settings = self._settings
@@ -103,34 +115,66 @@ class Run:
         s = self._settings
         if s.minutes is not None:
             end = started + 60 * s.minutes
-            return DeadlineSchedule(s.peak_rate, started, end, s.warmup_updates, s.floor_share)
-        updates = round((s.epochs or 1.0) * len(self._data.epoch(0)))
+            floor = s.floor_share
+            return DeadlineSchedule(s.peak_rate, started, end, s.warmup_updates, floor, self._clock)
+        updates = round((s.epochs or 1.0) * len(self.data.epoch(0)))
         return StepSchedule(s.peak_rate, updates, s.warmup_updates, s.floor_share)
 
-    def train(self, started: Started) -> HeldOut:
-        """Until the schedule is over; saves, then reports on the held-out answers."""
+    def train(
+        self, started: Started, stopped: Callable[[], bool] = lambda: False
+    ) -> HeldOut | None:
+        """Until the schedule is over; saves, then reports on the held-out answers.
+
+        `stopped` is asked before every update, of the first worker: once it says so, the state is
+        saved and the answer is None.
+        """
         trainer, position, schedule = started.trainer, started.position, started.schedule
         meter = Meter(self._say, self._log, schedule, position)
+        self._log({"started": True, **asdict(position), "workers": self._workers.count})
         self._saved = self._checked = time.monotonic()
-        while not schedule.is_over(position.update):
-            updates = self._data.epoch(position.epoch)
-            for indices in updates[position.batch :]:
-                rate = schedule.rate(position.update)
-                update = trainer.update(self._batches(indices), rate, position.update)
-                position = replace(
-                    position,
-                    update=position.update + 1,
-                    batch=position.batch + 1,
-                    rows=position.rows + sum(self._data.records[i].answer_len for i in indices),
-                )
-                meter.add(position, len(updates), rate, update)
-                self._now_and_then(trainer, position)
-                if schedule.is_over(position.update):
-                    break
-            else:
-                position = replace(position, epoch=position.epoch + 1, batch=0)
+        decided = self._decide(schedule, position, stopped)
+        while decided.goes_on:
+            indices, num_updates, after = self._next(position)
+            update = trainer.update(self._batches(indices), decided.rate, position.update)
+            position = after
+            meter.add(position, num_updates, decided.rate, update)
+            self._now_and_then(trainer, position)
+            decided = self._decide(schedule, position, stopped)
+        meter.close()
         self._save(trainer, position)
+        if decided.is_stopped:
+            self._say(f"stopped after update {position.update}; the same command goes on")
+            return None
         return self.check(trainer.averaged_net(), position)
+
+    def _decide(
+        self, schedule: Schedule, position: Position, stopped: Callable[[], bool]
+    ) -> "Decision":
+        """What all workers do next. Clocks differ and signals reach one process only, so one
+        worker decides: another that stopped or went on by itself would leave it waiting."""
+        mine = (0.0, 0.0, 0.0)
+        if self._is_first:
+            rate, is_over = schedule.rate(position.update), schedule.is_over(position.update)
+            mine = (rate, float(is_over), float(not is_over and stopped()))
+        rate, over, stop = self._workers.agree(mine)
+        return Decision(rate, bool(over), bool(stop))
+
+    def _next(self, position: Position) -> tuple[tuple[int, ...], int, Position]:
+        """(records of the next update, updates of its epoch, the position after it)."""
+        if self._epoch[0] != position.epoch:
+            self._epoch = (position.epoch, self.data.epoch(position.epoch))
+        updates = self._epoch[1]
+        if position.batch >= len(updates):
+            return self._next(replace(position, epoch=position.epoch + 1, batch=0))
+        indices = updates[position.batch]
+        rows = sum(self.data.records[index].answer_len for index in indices)
+        after = replace(
+            position,
+            update=position.update + 1,
+            batch=position.batch + 1,
+            rows=position.rows + rows,
+        )
+        return indices, len(updates), after
 
     def _batches(self, indices: tuple[int, ...]) -> Iterator[Batch]:
         """This worker's share of an update, in passes of at most `rows_per_pass` rows."""
@@ -138,14 +182,14 @@ class Run:
         waiting: list[int] = []
         rows = 0
         for index in split_share(indices, self._workers.rank, self._workers.count):
-            length = self._data.records[index].answer_len
+            length = self.data.records[index].answer_len
             if waiting and most is not None and rows + length > most:
-                yield self._data.load(waiting)
+                yield self.data.load(waiting)
                 waiting, rows = [], 0
             waiting.append(index)
             rows += length
         if waiting:
-            yield self._data.load(waiting)
+            yield self.data.load(waiting)
 
     def _now_and_then(self, trainer: Trainer[nn.Module], position: Position) -> None:
         now = time.monotonic()
@@ -157,55 +201,50 @@ class Run:
             self._checked = time.monotonic()
 
     def _save(self, trainer: Trainer[nn.Module], position: Position) -> None:
-        if self._is_first:
-            trainer.save(self._state_path, position, self.extra)
+        if self._is_first and position.update:
+            trainer.save(self._state_path, position, self._extra)
 
     def check(self, net: nn.Module, position: Position) -> HeldOut:
         """Held-out figures, logged; the best weights so far are kept. The first worker's work."""
         if not self._is_first:
             return HeldOut(0.0, {})
-        found = self.recipe.check(net, self._data)
-        line = {"held_out": dict(found.figures), "score": found.score, **asdict(position)}
-        self._log({**line, "time": time.time()})
+        found = self.recipe.check(net, self.data)
+        self._log({"held_out": dict(found.figures), "score": found.score, **asdict(position)})
         self._say(f"held-out tau {found.score:.4f} {found.figures}")
-        if found.score > self.best_score():
-            metadata = {"score": repr(found.score), "position": json.dumps(asdict(position))}
-            temporary = self._best_path.with_suffix(".tmp")
-            weights = {name: p.contiguous() for name, p in _trained(net).items()}
-            save_file(weights, temporary, metadata=metadata)
-            temporary.replace(self._best_path)
+        self._best.offer(net, found.score, position)
         return found
 
-    def best_score(self) -> float:
-        """Of the best check so far, minus infinity before the first."""
-        if not self._best_path.exists():
-            return float("-inf")
-        with safe_open(self._best_path, framework="pt") as stream:
-            return float(stream.metadata()["score"])
+    @property
+    def has_best(self) -> bool:
+        """Whether a check has kept weights."""
+        return self._best.score > float("-inf")
 
-    @torch.no_grad()
     def best_net(self) -> tuple[nn.Module, Position]:
         """The network of the best check, and where it was found.
 
         Raises FileNotFoundError before the first check.
         """
         net = self.recipe.net.to(getattr(torch, self._settings.compute_dtype))
-        parameters = dict(net.named_parameters())
-        for name, weight in load_file(self._best_path).items():
-            parameters[name].copy_(weight)
-        with safe_open(self._best_path, framework="pt") as stream:
-            position = Position(**json.loads(stream.metadata()["position"]))
-        return net, position
+        return net, self._best.load_into(net)
 
     def _log(self, line: dict[str, object]) -> None:
         if self._is_first:
             with self._log_path.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
+                stream.write(json.dumps({**line, "time": time.time()}) + "\n")
 
     def _say(self, line: str) -> None:
         if self._is_first:
             self._report(line)
 
 
-def _trained(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the workers do next: another update at this rate, unless one of the two says no."""
+
+    rate: float
+    is_over: bool
+    is_stopped: bool
+
+    @property
+    def goes_on(self) -> bool:
+        return not (self.is_over or self.is_stopped)

@@ -4,6 +4,7 @@ A family adds its own in a subclass. Relative paths are taken from the working d
 the target (sizes, rope, eps) are read from its config.json, never set here.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeVar
@@ -22,7 +23,7 @@ from drafter_service.training.overrides import overridden, parse_override
 from protos.errors import ConfigError
 
 
-class TrainSettings(BaseModel):
+class TrainSettings(BaseModel, ABC):
     """Everything a run depends on besides the target, the recorded answers and its family."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,9 +76,9 @@ class TrainSettings(BaseModel):
     )
 
     @property
+    @abstractmethod
     def layers(self) -> tuple[int, ...]:
         """Aux layers that the family reads."""
-        raise NotImplementedError("a family's settings say which layers it reads")
 
     @field_validator("answers", mode="before")
     @classmethod
