@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RECIPES: Mapping[str, str] = {
     "eagle3": "drafter_service.training.eagle3:Eagle3Recipe",
     "dflash": "drafter_service.training.dflash:DflashRecipe",
+    "dspark": "drafter_service.training.dspark:DsparkRecipe",
 }
 """Families by their kind: module and class, imported when chosen."""
 
