@@ -130,8 +130,8 @@ class FusedLoss(torch.autograd.Function):
         weight: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(total, losses [N], hits [N]); only the total is differentiable."""
-        logits_NW = hidden_NC @ lm_head_WC.T  # becomes d total / d logits chunk by chunk
-        losses_N = torch.empty(len(hidden_NC))
+        logits_NW = hidden_NC @ lm_head_WC.T  # becomes its own gradient chunk by chunk
+        losses_N, slopes_N = torch.empty(2, len(hidden_NC))
         hits_N = torch.empty(len(hidden_NC), dtype=torch.bool)
         for start in range(0, len(hidden_NC), CHUNK_ROWS):
             chunk = slice(start, start + CHUNK_ROWS)
@@ -139,9 +139,11 @@ class FusedLoss(torch.autograd.Function):
             wanted = q_NW.gather(1, wanted_N[chunk, None])[:, 0]
             hits_N[chunk] = wanted >= q_NW.amax(-1)
             rows = targets.rows(target_rows_N[chunk])
-            losses_N[chunk] = _to_gradient(q_NW, rows, comparison, weight)
+            losses_N[chunk], slopes_N[chunk] = _to_gradient(q_NW, rows, comparison)
             logits_NW[chunk] = q_NW
-        ctx.save_for_backward(logits_NW @ lm_head_WC, logits_NW.T @ hidden_NC)
+        slopes_N1 = (slopes_N * weight)[:, None].to(hidden_NC.dtype)
+        grad_hidden_NC = (logits_NW @ lm_head_WC).mul_(slopes_N1)
+        ctx.save_for_backward(grad_hidden_NC, logits_NW.T @ (hidden_NC * slopes_N1))
         ctx.mark_non_differentiable(losses_N, hits_N)
         return losses_N.sum() * weight, losses_N, hits_N
 
@@ -154,17 +156,19 @@ class FusedLoss(torch.autograd.Function):
         return grad_hidden, grad_lm_head, None, None, None, None, None
 
 
-def _to_gradient(q_NW: Tensor, rows: TargetRows, comparison: Comparison, weight: float) -> Tensor:
-    """Losses [N]; q becomes weight * d loss / d logits in place."""
+def _to_gradient(q_NW: Tensor, rows: TargetRows, comparison: Comparison) -> tuple[Tensor, Tensor]:
+    """(losses [N], slope [N]); q becomes d loss / d logits / slope in place.
+
+    Rows are multiplied by their slope where they are narrow, before and after the products.
+    """
     q_NK = q_NW if rows.ids is None else q_NW.gather(1, rows.ids)
     losses_N, slope_N, extra_NK = losses_and_slopes(comparison, q_NK, rows.probs, rows.mass)
-    q_NW.mul_((slope_N * weight)[:, None])
-    extra_NK = extra_NK.mul_(weight)
+    extra_NK = extra_NK / slope_N.clamp_min(TINY)[:, None]  # nothing where the slope is nothing
     if rows.ids is None:
         q_NW.add_(extra_NK)
     else:
         q_NW.scatter_add_(1, rows.ids, extra_NK)
-    return losses_N
+    return losses_N, slope_N
 
 
 def fused_loss(
