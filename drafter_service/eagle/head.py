@@ -49,6 +49,11 @@ class EagleHead(nn.Module):
         """All layers, in order."""
         return (self.layer, *self.later)
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Every layer attends to all rows."""
+        return (None,) * self.config.num_layers
+
     def fuse(self, features_NC: Tensor) -> Tensor:
         """Features as they are: the projection needs the next token too."""
         return features_NC
@@ -58,17 +63,27 @@ class EagleHead(nn.Module):
         x_NC: Tensor = self.fc(torch.cat([self.embed_tokens(token_ids_N), f_NC], dim=-1))
         return x_NC
 
+    def enter(self, token_ids_N: Tensor, f_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """(what every layer is given beside the hidden state: nothing here; x)."""
+        x_NC = self.mix(token_ids_N, f_NC)
+        return x_NC[:, :0], x_NC
+
+    def take(self, layer: DraftLayer, _embedded_NC: Tensor, h_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """(attention input [N, C], residual [N, C]) of a layer."""
+        z_NC = h_NC if layer.input_layernorm is None else layer.input_layernorm(h_NC)
+        return z_NC, h_NC
+
     def step(
         self, token_ids_N: Tensor, g_NC: Tensor, positions_N: Tensor, attend: Attend
     ) -> Tensor:
         """y [N, C] of rows."""
-        h_NC = self.mix(token_ids_N, g_NC)
+        embedded_NC, h_NC = self.enter(token_ids_N, g_NC)
         cos_sin = self.rotary(positions_N, h_NC.dtype)
         for index, layer in enumerate(self.layers):
-            z_NC = h_NC if layer.input_layernorm is None else layer.input_layernorm(h_NC)
+            z_NC, residual_NC = self.take(layer, embedded_NC, h_NC)
             q_NQD = layer.queries(z_NC, cos_sin)
             k_NKD, v_NKD = layer.keys_values(z_NC, cos_sin)
-            h_NC = layer.finish(h_NC, attend(index, q_NQD, k_NKD, v_NKD))
+            h_NC = layer.finish(residual_NC, attend(index, q_NQD, k_NKD, v_NKD))
         return h_NC
 
     def rotary(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

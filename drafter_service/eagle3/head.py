@@ -21,7 +21,7 @@ class Eagle3Head(nn.Module):
     """fuse, step, logits, feedback: the four verbs of a draft.
 
     `layer` is the first one, with the doubled input; `later` the further ones. Training drives
-    the first layer through mix, queries, keys_values and finish.
+    the layers itself, through enter and take.
     """
 
     target_ids: Tensor
@@ -61,6 +61,11 @@ class Eagle3Head(nn.Module):
         """All layers, in order."""
         return (self.layer, *self.later)
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Per layer, how many rows back it attends (None: all)."""
+        return self.config.windows
+
     def fuse(self, features_NA: Tensor) -> Tensor:
         """Raw features to g [N, C]: the norms before fc, then fc."""
         if self.input_norm is not None:
@@ -81,35 +86,32 @@ class Eagle3Head(nn.Module):
         self, token_ids_N: Tensor, g_NC: Tensor, positions_N: Tensor, attend: Attend
     ) -> Tensor:
         """y [N, C] of rows (feature or feedback g, the token after it), before the final norm."""
-        embedded_NC = self.embed_tokens(token_ids_N)
+        embedded_NC, h_NC = self.enter(token_ids_N, g_NC)
         cos_sin = self.rotary(positions_N, g_NC.dtype)
-        h_NC = g_NC
         for index, layer in enumerate(self.layers):
-            z_NZ, residual_NC = self._mix(layer, embedded_NC, h_NC)
+            z_NZ, residual_NC = self.take(layer, embedded_NC, h_NC)
             q_NQD = layer.queries(z_NZ, cos_sin)
             k_NKD, v_NKD = layer.keys_values(z_NZ, cos_sin)
             h_NC = layer.finish(residual_NC, attend(index, q_NQD, k_NKD, v_NKD))
         return h_NC
 
-    def mix(self, token_ids_N: Tensor, g_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """(attention input [N, 2C], embedding first; residual [N, C]) of the first layer."""
-        return self._mix(self.layer, self.embed_tokens(token_ids_N), g_NC)
+    def enter(self, token_ids_N: Tensor, g_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """(what every layer is given beside the hidden state, what the first takes for it)."""
+        return self.embed_tokens(token_ids_N), g_NC
+
+    def take(self, layer: DraftLayer, embedded_NC: Tensor, h_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """(attention input [N, C or 2C], embedding first; residual [N, C]) of a layer."""
+        assert layer.input_layernorm is not None  # no layer of this family is bare
+        if layer.hidden_norm is None:
+            return layer.input_layernorm(h_NC), h_NC
+        hidden_NC = layer.input_layernorm(h_NC) if self.config.input_norm_on_hidden else h_NC
+        hidden_NC = layer.hidden_norm(hidden_NC)
+        residual_NC = hidden_NC if self.config.norm_before_residual else h_NC
+        return torch.cat([layer.input_layernorm(embedded_NC), hidden_NC], dim=-1), residual_NC
 
     def rotary(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [N, 1, D]; angles are computed in float32."""
         return rotary_factors(self.config.rope, self._inv_freq, positions_N, dtype)
-
-    def queries(self, z_NZ: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
-        """The first layer's rotated queries [N, Q, D]."""
-        return self.layer.queries(z_NZ, cos_sin)
-
-    def keys_values(self, z_NZ: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The first layer's rotated keys and values, each [N, K, D]."""
-        return self.layer.keys_values(z_NZ, cos_sin)
-
-    def finish(self, residual_NC: Tensor, attended_NO: Tensor) -> Tensor:
-        """The first layer's output [N, C] from the residual and attention's mixture [N, Q * D]."""
-        return self.layer.finish(residual_NC, attended_NO)
 
     def logits(self, y_NC: Tensor) -> Tensor:
         """Draft logits [N, W] in float32, in the order of the draft vocabulary."""
@@ -121,12 +123,3 @@ class Eagle3Head(nn.Module):
         """What the next step takes as g: y, or norm(y) for EAGLE-3.1."""
         fed_NC: Tensor = self.norm(y_NC) if self.config.norm_feedback else y_NC
         return fed_NC
-
-    def _mix(self, layer: DraftLayer, embedded_NC: Tensor, h_NC: Tensor) -> tuple[Tensor, Tensor]:
-        assert layer.input_layernorm is not None  # no layer of this family is bare
-        if layer.hidden_norm is None:
-            return layer.input_layernorm(h_NC), h_NC
-        hidden_NC = layer.input_layernorm(h_NC) if self.config.input_norm_on_hidden else h_NC
-        hidden_NC = layer.hidden_norm(hidden_NC)
-        residual_NC = hidden_NC if self.config.norm_before_residual else h_NC
-        return torch.cat([layer.input_layernorm(embedded_NC), hidden_NC], dim=-1), residual_NC
