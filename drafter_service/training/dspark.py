@@ -6,6 +6,7 @@ Shapes: V target vocabulary, C hidden size, R rank, W ids of the loss.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from drafter_service.training.block_start import (
     new_block_net,
 )
 from drafter_service.training.data import Data
+from drafter_service.training.dspark_calibration import calibrated
 from drafter_service.training.dspark_check import check_paths
 from drafter_service.training.dspark_loss import DsparkLoss, DsparkShape, LossHead, Teacher
 from drafter_service.training.dspark_rows import Shares
@@ -70,6 +72,7 @@ class DsparkRecipe:
     def __init__(self, settings: DsparkSettings, data: Data) -> None:
         self._target = read_target_weights(settings.target)
         self._settings = settings
+        self._data = data
         config = block_config(
             settings.head,
             data.target_config,
@@ -114,9 +117,12 @@ class DsparkRecipe:
         return inherited_block(checkpoint, self._target, self.net)
 
     def write(self, output: Path, net: nn.Module, name: str, provenance: Mapping[str, Any]) -> None:
-        """speculators' layout, which vLLM reads."""
+        """speculators' layout, which vLLM reads; the confidence is calibrated before that."""
         assert isinstance(net, BlockNet)
-        write_block(output, net, 0, name, dict(provenance))
+        changed, found = calibrated(net, self._data, self._settings.check_batches)
+        num_layers = int(self._data.target_config["num_hidden_layers"])
+        told = {**provenance, "confidence_calibration": asdict(found)}
+        write_block(output, changed, num_layers, name, told)
 
 
 @torch.no_grad()

@@ -11,7 +11,8 @@ from drafter_service.dflash.net import BlockNet
 from drafter_service.dflash.reference import greedy_chain, run_block
 from drafter_service.training.block_start import FROZEN, block_config
 from drafter_service.training.dspark import DsparkHeadSettings, start_small_heads
-from drafter_service.training.dspark_check import calibration_error, check_paths, walk
+from drafter_service.training.dspark_calibration import Affine, calibrated, fitted, with_affine
+from drafter_service.training.dspark_check import calibration_error, check_paths, joined, walk
 from drafter_service.training.dspark_loss import DsparkLoss, DsparkShape
 from drafter_service.training.trainer import OptimiserSettings, Trainer
 from tests.unit.drafter.block_fakes import tiny_target
@@ -93,6 +94,47 @@ def test_honest_confidences_have_no_calibration_error_and_boasts_have_what_they_
     said, agreed = torch.tensor([0.75] * 4 + [0.25] * 4), torch.tensor([1, 1, 1, 0, 1, 0, 0, 0])
     assert calibration_error(said, agreed) == pytest.approx(0.0)
     assert calibration_error(torch.full((8,), 0.9), agreed) == pytest.approx(0.4)
+
+
+def test_a_fit_finds_the_scale_and_shift_that_rates_were_made_with():
+    torch.manual_seed(0)
+    said = torch.randn(40_000) * 2
+    agreed = torch.rand(40_000) < (0.5 * said - 0.7).sigmoid()
+    found = fitted(said, agreed)
+    assert (found.scale, found.shift) == pytest.approx((0.5, -0.7), abs=0.05)
+    nothing = torch.zeros(0)
+    assert fitted(nothing, nothing.bool()) == Affine(1.0, 0.0)
+    apart = fitted(torch.tensor([-1.0, 1.0]), torch.tensor([False, True]))
+    assert 1.0 < apart.scale < 10.0
+
+
+def test_a_folded_calibration_changes_the_confidence_and_nothing_else():
+    net, _ = trained_block()
+    batch = tiny_batch(tiny_records(6), (4, 1))
+    before, after = walk(net, batch), walk(with_affine(net, Affine(0.5, -2.0)), batch)
+    expected = torch.where(before.reached, before.said * 0.5 - 2.0, 0.0)
+    torch.testing.assert_close(after.said, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(after.agreed, before.agreed)
+
+
+@pytest.mark.parametrize("most", [2, None])
+def test_calibration_fits_on_other_answers_than_it_is_measured_on(most):
+    class Four:
+        def held_out(self):
+            for index in range(4):
+                yield tiny_batch(tiny_records(6), (index, index + 1)), (True, True)
+
+    net, _ = trained_block()
+    with torch.no_grad():
+        net.confidence_head.proj.bias.add_(4.0)
+    changed, found = calibrated(net, Four(), most)
+    assert found.affine.shift < 0 < found.num_drafts
+    assert found.ece_after < found.ece_before
+    batches = [batch for batch, _ in Four().held_out()]
+    walks = [walk(changed, batch) for batch in (batches[0::2] if most is None else batches[:most])]
+    whole = joined(walks, 4)
+    measured = calibration_error(whole.said[whole.reached].sigmoid(), whole.agreed[whole.reached])
+    assert measured == pytest.approx(found.ece_after, abs=1e-4)
 
 
 def test_a_written_drafter_drafts_as_the_trained_one(tmp_path):
