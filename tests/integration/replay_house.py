@@ -21,6 +21,7 @@ from tests.fakes import small_settings
 from tests.integration.block_house import BlockHouse
 from verifier_service.data.recorded import RecordSettings, TextRecorder
 from verifier_service.data.recording_engine import engine_around, taps_of
+from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.model.load import load_target
 
 CHAIN4 = Plan(PlanKind.CHAIN, depth=4)
@@ -38,10 +39,10 @@ class World:
     target: Path
     texts: dict[float, list[RecordedText]]
 
-    def head(self, kind: str, checkpoint: Path) -> Drafter:
-        """A drafter of this target, under the name `head`."""
+    def head(self, kind: str, checkpoint: Path, name: str = "head") -> Drafter:
+        """A drafter of this target."""
         settings = DrafterSettings(
-            kind=kind, name="head", checkpoint=str(checkpoint), dtype="fp32", limits=LIMITS
+            kind=kind, name=name, checkpoint=str(checkpoint), dtype="fp32", limits=LIMITS
         )
         return build_drafter(settings, self.target)
 
@@ -56,14 +57,15 @@ def make_world(
     prompts: Sequence[tuple[int, ...]],
     layers: Sequence[int],
     temperatures: Sequence[float] = (0.0, 1.0),
-    max_new: int = 40,
+    max_new: int = 24,
 ) -> World:
     """Record the texts of all prompts."""
     model = load_target(target, torch.float32, taps_of(layers))
     texts = {}
     for temperature in temperatures:
+        # Few ids to draw from, so that drafts are right now and then.
         settings = RecordSettings(
-            directory_digest(target), DType.FP32, temperature, seed=5, max_new=max_new
+            directory_digest(target), DType.FP32, temperature, top_k=4, seed=5, max_new=max_new
         )
         texts[temperature] = TextRecorder(cache, settings).texts(
             prompts, layers, lambda layers, longest: engine_around(model, layers, 4, longest)
@@ -80,20 +82,27 @@ def with_end(target: Path, directory: Path, token: int) -> Path:
     return directory
 
 
-def live(world, texts, drafters, plan, planner, checkpoints=None):
-    """Counts per request of a live run. checkpoints: whose rows the verifier projects."""
-    names = tuple(drafter.capabilities.name for drafter in drafters)
+def house_of(world, drafters, planner=None, checkpoints=None):
+    """An engine with these drafters. checkpoints: whose rows the verifier projects."""
     given = checkpoints or [None] * len(drafters)
-    house = BlockHouse(world.target, drafters, given, planner, settings=SIZES)
-    speculation = Speculation(SpeculationMode.FIXED, names, plan)
+    planner = planner or StaticPlanner(deadline_s=5.0)
+    return BlockHouse(world.target, drafters, given, planner, settings=SIZES)
+
+
+def live(house, texts, names, plan):
+    """Counts per request of a live run that `names` draft for."""
+    speculation = Speculation(SpeculationMode.FIXED, tuple(names), plan)
+    first = len(house.client.runs)
     asked = [
-        GenerationRequest(str(n), t.tokens[: t.prompt_len], t.params, speculation=speculation)
+        GenerationRequest(
+            f"{first + n}", t.tokens[: t.prompt_len], t.params, speculation=speculation
+        )
         for n, t in enumerate(texts)
     ]
     found = house.run(asked)
-    for n, text in enumerate(texts):
-        assert found[str(n)] == text.tokens[text.prompt_len : text.end]
-    return [numbers(house.client.last(str(n)).counts) for n in range(len(texts))]
+    for one, text in zip(asked, texts, strict=True):
+        assert found[one.request_id] == text.tokens[text.prompt_len : text.end]
+    return [numbers(house.client.last(one.request_id).counts) for one in asked]
 
 
 def replayed(texts, drafters, plan, admission=None, window=64):

@@ -17,6 +17,7 @@ from tests.integration.replay_house import (
     NGRAM8,
     SMALL_TREE,
     TREE,
+    house_of,
     live,
     make_world,
     ngram,
@@ -24,19 +25,18 @@ from tests.integration.replay_house import (
     with_end,
 )
 from tests.perfect_heads.overfit import HERE, PROMPTS, target_dir
-from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.planning.costs import VerifyCosts, default_table
 from verifier_service.planning.fixed_admission import FixedAdmission
 from verifier_service.planning.planner import AdaptivePlanner
 
-UNKNOWN = tuple(tuple(3 + (29 * n + 7 * j) % 250 for j in range(9 + 4 * n)) for n in range(2))
-ASKED = (*PROMPTS[:2], *UNKNOWN)
+UNKNOWN = tuple(3 + 7 * j for j in range(9))
+ASKED = (*PROMPTS[:2], UNKNOWN)
 LAYERS = (0, 1, 65535)
 KINDS = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3"}
 
 
 def head(world, name="eagle3"):
-    return world.head(KINDS[name], HERE / name)
+    return world.head(KINDS[name], HERE / name, name)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,12 @@ def known(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def house(known):
+    """The engine with all drafters in its process; rows are raw."""
+    return house_of(known, [ngram(), *(head(known, name) for name in KINDS)])
+
+
+@pytest.fixture(scope="module")
 def ending(known, tmp_path_factory):
     """A token that the heads foresee ends the text."""
     text = known.texts[0.0][0]
@@ -58,57 +64,64 @@ def ending(known, tmp_path_factory):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("plan", [CHAIN4, TREE], ids=["chain4", "tree"])
-@pytest.mark.parametrize("name", KINDS)
-def test_a_head_counts_as_live(known, name, plan, temperature):
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("eagle3", CHAIN4), ("eagle3", TREE), ("eagle", SMALL_TREE), ("peagle", TREE)],
+    ids=["eagle3-chain4", "eagle3-tree", "eagle-small", "peagle-tree"],
+)
+def test_a_head_counts_as_live(known, house, name, plan, temperature):
     texts = known.texts[temperature]
-    expected = live(known, texts, [head(known, name)], plan, StaticPlanner(deadline_s=5.0))
+    expected = live(house, texts, [name], plan)
     assert replayed(texts, [head(known, name)], plan) == expected
-    assert sum(one["accepted"] for one in expected) > (20 if temperature < 1 else 5)
-
-
-def test_raw_rows_count_as_rows_that_the_verifier_projected(known):
-    texts = known.texts[0.0]
-    expected = live(
-        known, texts, [head(known)], TREE, StaticPlanner(deadline_s=5.0), [HERE / "eagle3"]
-    )
-    assert replayed(texts, [head(known)], TREE) == expected
+    assert sum(one["accepted"] for one in expected) > (20 if temperature < 1 else 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_look_up_counts_as_live(known, temperature):
+def test_a_look_up_counts_as_live(known, house, temperature):
     texts = known.texts[temperature]
-    expected = live(known, texts, [ngram()], NGRAM8, StaticPlanner(deadline_s=5.0))
-    assert replayed(texts, [ngram()], NGRAM8) == expected
+    assert replayed(texts, [ngram()], NGRAM8) == live(house, texts, ["ngram"], NGRAM8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("plan", [TREE, SMALL_TREE], ids=["tree", "small"])
-@pytest.mark.parametrize("adaptive", [False, True], ids=["scores", "calibrated"])
-def test_merged_drafts_count_as_live(known, plan, temperature, adaptive):
+def test_merged_drafts_count_as_live(known, house, plan, temperature):
     texts = known.texts[temperature]
-    planner = StaticPlanner(deadline_s=5.0)
-    if adaptive:
-        planner = AdaptivePlanner(VerifyCosts(default_table()))
-    expected = live(known, texts, [ngram(), head(known)], plan, planner)
-    admission = FixedAdmission() if adaptive else None
-    assert replayed(texts, [ngram(), head(known)], plan, admission) == expected
+    expected = live(house, texts, ["ngram", "eagle3"], plan)
+    assert replayed(texts, [ngram(), head(known)], plan) == expected
 
 
-@pytest.mark.parametrize("plan", [CHAIN4, TREE], ids=["chain4", "tree"])
-def test_drafts_that_reach_past_the_end_count_as_live(ending, plan):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_merged_drafts_count_as_live_where_a_planner_learns_what_scores_are_worth(
+    known, temperature
+):
+    texts = known.texts[temperature]
+    planner = AdaptivePlanner(VerifyCosts(default_table()))
+    engine = house_of(known, [ngram(), head(known)], planner)
+    expected = live(engine, texts, ["ngram", "eagle3"], SMALL_TREE)
+    assert replayed(texts, [ngram(), head(known)], SMALL_TREE, FixedAdmission()) == expected
+
+
+def test_raw_rows_count_as_rows_that_the_verifier_projected(known):
+    texts = known.texts[0.0]
+    engine = house_of(known, [head(known)], checkpoints=[HERE / "eagle3"])
+    assert replayed(texts, [head(known)], TREE) == live(engine, texts, ["eagle3"], TREE)
+
+
+def test_drafts_that_reach_past_the_end_count_as_live(ending):
     texts = ending.texts[0.0]
     assert any(text.end < text.max_len for text in texts)
-    expected = live(ending, texts, [head(ending)], plan, StaticPlanner(deadline_s=5.0))
-    assert replayed(texts, [head(ending)], plan) == expected
-    assert any(one["accepted"] > one["committed"] - one["rounds"] for one in expected)
+    engine = house_of(ending, [head(ending)])
+    for plan in (CHAIN4, TREE):
+        expected = live(engine, texts, ["eagle3"], plan)
+        assert replayed(texts, [head(ending)], plan) == expected
+        assert any(one["accepted"] > one["committed"] - one["rounds"] for one in expected)
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_counts_do_not_depend_on_how_many_texts_run_at_once(known, window):
+def test_counts_do_not_depend_on_how_many_texts_run_at_once(known):
     texts = known.texts[1.0]
     together = replayed(texts, [head(known)], TREE)
-    assert replayed(texts, [head(known)], TREE, window=window) == together
+    assert replayed(texts, [head(known)], TREE, window=1) == together
+    assert replayed(texts, [head(known)], TREE, window=3) == together
 
 
 def test_a_drafter_that_loses_its_sessions_is_shown_them_again(known):
