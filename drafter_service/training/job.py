@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drafter_service.training.provenance import Start, add_start, read_facts, run_facts
+from drafter_service.training.facts_file import read_facts
+from drafter_service.training.provenance import Origin, Start, add_start, run_facts
 from drafter_service.training.run import Run
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.workers import Alone, Workers
@@ -37,7 +38,7 @@ def run_job(
     started = run.start(job.warm_from)
     if workers.rank == 0:
         start = Start(job.command, workers.count, asdict(started.position)).facts()
-        facts = run_facts(job.kind, job.settings, run.recipe.facts, [start], started.origin)
+        facts = _facts_of(job, run, start, started.origin)
         add_start(job.settings.run, facts)
     return run.train(started, stopped) is not None
 
@@ -54,7 +55,7 @@ def export_job(job: Job, output: Path, name: str, report: Callable[[str], None])
     net, position = run.best_net()
     held_out = run.recipe.check(net, run.data)
     start = Start(job.command, 1, asdict(position)).facts()
-    facts = run_facts(job.kind, job.settings, run.recipe.facts, [start], started.origin)
+    facts = _facts_of(job, run, start, started.origin)
     told = {
         **{key: start[key] for key in ("command", "commit", "commit_has_changes", "versions")},
         **facts,
@@ -66,3 +67,15 @@ def export_job(job: Job, output: Path, name: str, report: Callable[[str], None])
     }
     run.recipe.write(output, net, name, told)
     report(f"wrote {output}")
+
+
+def _facts_of(
+    job: Job, run: Run, start: dict[str, object], origin: Origin | None
+) -> dict[str, object]:
+    records, split = run.data.records, run.data.split
+    sizes = {
+        "train_answers": len(split.train),
+        "train_answer_tokens": sum(records[index].answer_len for index in split.train),
+        "held_out_answers": len(split.held_out),
+    }
+    return run_facts(job.kind, job.settings, sizes, run.recipe.facts, [start], origin)

@@ -56,8 +56,8 @@ class Meter:
         if position.update % REPORT_EVERY == 0:
             self._tell()
 
-    def close(self) -> None:
-        """Tell what is left of the last few updates."""
+    def flush(self) -> None:
+        """Tell of the last few updates, if there were any since the last report."""
         if self._losses:
             self._tell()
 

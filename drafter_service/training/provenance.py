@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from drafter_service.training.facts_file import NAME, read_facts
 from drafter_service.training.settings import TrainSettings
 from drafter_service.training.telling import told_command, told_settings
-from protos.errors import ConfigError
 
-NAME = "provenance.json"
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "msgpack")
 INHERITED = (
     *("kind", "command", "commit", "commit_has_changes", "starts", "seeds", "settings", "data"),
@@ -57,18 +56,19 @@ class Start:
 def run_facts(
     kind: str,
     settings: TrainSettings,
+    sizes: Mapping[str, int],
     facts: Mapping[str, object],
     starts: Sequence[Mapping[str, object]],
     origin: Origin | None,
 ) -> dict[str, object]:
-    """What a run is, whatever came of it. facts: of the recipe."""
+    """What a run is, whatever came of it. sizes: of its data; facts: of the recipe."""
     seeds = {name: value for name, value in settings.model_dump().items() if name.endswith("seed")}
     return {
         "kind": kind,
         "starts": list(starts),
         "seeds": seeds,
         "settings": told_settings(settings),
-        "data": data_facts(settings),
+        "data": {**sizes, **data_facts(settings)},
         **facts,
         **({} if origin is None else {"started_from": origin}),
     }
@@ -83,23 +83,6 @@ def add_start(run: Path, facts: Mapping[str, object]) -> None:
     temporary = run / f"{NAME}.tmp"
     temporary.write_text(text + "\n", encoding="utf-8")
     os.replace(temporary, run / NAME)
-
-
-def read_facts(directory: Path) -> dict[str, object]:
-    """What a directory's provenance.json says, nothing where there is none.
-
-    Raises ConfigError when it holds no JSON object.
-    """
-    path = directory / NAME
-    if not path.exists():
-        return {}
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{NAME} in {directory.name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{NAME} in {directory.name} holds no JSON object")
-    return {str(name): value for name, value in found.items()}
 
 
 def origin_of(weights: Path) -> Origin:

@@ -90,7 +90,6 @@ class Run:
             with safe_open(self._state_path, framework="pt") as stream:
                 check_continues(json.loads(stream.metadata().get("settings", "{}")), self._told)
             position, extra = trainer.load(self._state_path)
-            self._say(f"goes on after update {position.update}")
         elif warm_from is not None:
             if warm_from.is_dir():
                 trainer.take_weights(self.recipe.inherited(warm_from))
@@ -130,6 +129,8 @@ class Run:
         """
         trainer, position, schedule = started.trainer, started.position, started.schedule
         meter = Meter(self._say, self._log, schedule, position)
+        if position.update:
+            self._say(f"goes on after update {position.update}")
         self._log({"started": True, **asdict(position), "workers": self._workers.count})
         self._saved = self._checked = time.monotonic()
         decided = self._decide(schedule, position, stopped)
@@ -138,9 +139,9 @@ class Run:
             update = trainer.update(self._batches(indices), decided.rate, position.update)
             position = after
             meter.add(position, num_updates, decided.rate, update)
-            self._now_and_then(trainer, position)
+            self._now_and_then(trainer, position, meter)
             decided = self._decide(schedule, position, stopped)
-        meter.close()
+        meter.flush()
         self._save(trainer, position)
         if decided.is_stopped:
             self._say(f"stopped after update {position.update}; the same command goes on")
@@ -191,9 +192,10 @@ class Run:
         if waiting:
             yield self.data.load(waiting)
 
-    def _now_and_then(self, trainer: Trainer[nn.Module], position: Position) -> None:
+    def _now_and_then(self, trainer: Trainer[nn.Module], position: Position, meter: Meter) -> None:
         now = time.monotonic()
         if now - self._saved > self._settings.checkpoint_every_s:
+            meter.flush()  # the log may know more updates than the state, never fewer
             self._save(trainer, position)
             self._saved = now
         if now - self._checked > self._settings.evaluate_every_s:

@@ -99,7 +99,7 @@ RULES = (
         "serving never imports training",
         _EVERYWHERE,
         ("drafter_service.training",),
-        ("drafter_service/training/*", *_CLI),
+        ("drafter_service/training/*", "cluster/tools/train*", *_CLI),
     ),
     Rule(
         "serving never imports data making or benchmarks",
