@@ -19,7 +19,7 @@ OnPart = Callable[[int, int], None]
 
 
 class BlockOrder:
-    """One run's parts."""
+    """One run's parts. num_tokens: answer tokens of parts computed in this run."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class BlockOrder:
         self._fingerprint = fingerprint or folder.fingerprint
         self._compute = compute
         self._items_of = items_of
-        self._num_tokens = 0
+        self.num_tokens = 0
 
     def parts(self, blocks: Sequence[int], on_part: OnPart) -> Generator[Part, None, None]:
         """The blocks' parts one after another; those that the folder lacks are computed.
@@ -44,15 +44,15 @@ class BlockOrder:
         """
         waiting = {block for block in blocks if not self.folder.holds(block)}
         num_items = sum(len(self._items_of(b)) for b in blocks if b not in waiting)
-        on_part(num_items, self._num_tokens)
+        on_part(num_items, self.num_tokens)
         with closing(self._computed(sorted(waiting))) as computed:
             for block in blocks:
                 while not self.folder.holds(block):
                     part = self._received(next(computed, None), waiting)
                     self.folder.write(part)
                     num_items += len(part.outcomes)
-                    self._num_tokens += sum(outcome.num_tokens for outcome in part.outcomes)
-                    on_part(num_items, self._num_tokens)
+                    self.num_tokens += sum(outcome.num_tokens for outcome in part.outcomes)
+                    on_part(num_items, self.num_tokens)
                 yield self._checked(self.folder.read(block))
 
     def _computed(self, blocks: Sequence[int]) -> Generator[bytes, None, None]:
@@ -78,6 +78,7 @@ class BlockOrder:
         if part.fingerprint != self._fingerprint:
             raise ConfigError(
                 f"parts were computed differently (fingerprints {self._fingerprint} and "
-                f"{part.fingerprint}): one file holds answers of one kind"
+                f"{part.fingerprint}), and one file holds answers of one kind; move the parts "
+                "that are there away to begin anew"
             )
         return part

@@ -25,7 +25,7 @@ from verifier_service.data.regenerate import AnswersRun, Report, Totals, answers
 from verifier_service.data.synthesise import TurnsRun
 from verifier_service.data.worker import Item, Work
 
-_CANDIDATES_PER_TURN: Final = 4
+_CANDIDATES_PER_TURN: Final = 16
 """How many candidates are handed out for each turn that is missing, before more are."""
 
 
@@ -121,6 +121,7 @@ def synthesise_divided(
                         run.offer(outcome)
                 if len(run.file) >= count:
                     break
+    report(len(run.file), count, order.num_tokens)
     order.folder.remove()
     return len(run.file)
 
