@@ -10,8 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from drafter_service.training.cli import Say, TrainJob, run_command, train_here, train_parser
-from drafter_service.training.job import Job
+from drafter_service.training.cli import TrainJob, run_command, train_here, train_parser
 from protos.errors import ConfigError
 
 
@@ -25,30 +24,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _trainer_of(arguments: argparse.Namespace) -> TrainJob:
-    """Who trains. Raises ConfigError for options that need `--workers`."""
+    """Who trains. Raises ConfigError for options that cannot be, before anything is done."""
     if arguments.workers is None:
-        given = [
-            f"--{name.replace('_', '-')}"
-            for name in ("address", "use_gpu", "cpus_per_worker", "max_failures")
-            if getattr(arguments, name) not in (None, False)
-        ]
+        names = ("address", "cpus_per_worker", "max_failures")
+        given = [name for name in names if getattr(arguments, name) is not None]
+        given += ["use_gpu"] if arguments.use_gpu else []
         if given:
-            raise ConfigError(f"{', '.join(given)} without --workers: nothing to place")
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{words} without --workers: nothing to place")
         return train_here
 
-    def train_there(job: Job, say: Say) -> bool:
-        from cluster.tools.train_jobs import WorkerGroup, train_on_ray
+    from cluster.tools.train_jobs import WorkerGroup, require_ray_train, train_on_ray
 
-        cpus = arguments.cpus_per_worker
-        group = WorkerGroup(
-            count=arguments.workers,
-            num_cpus=job.settings.threads if cpus is None else cpus,
-            use_gpu=arguments.use_gpu,
-            max_failures=3 if arguments.max_failures is None else arguments.max_failures,
-        )
-        return train_on_ray(job, group, arguments.address, say)
-
-    return train_there
+    group = WorkerGroup(
+        count=arguments.workers,
+        num_cpus=arguments.cpus_per_worker,
+        use_gpu=arguments.use_gpu,
+        max_failures=3 if arguments.max_failures is None else arguments.max_failures,
+    )
+    require_ray_train()
+    return lambda job, say: train_on_ray(job, group, arguments.address, say)
 
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,23 +38,28 @@ _BACKENDS: Final = {False: "gloo", True: "cpu:gloo,cuda:nccl"}
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """How many workers, what each reserves, and how often the group may be started again."""
+    """How many workers, what each reserves, and how often the group may be started again.
+
+    num_cpus: of each worker; None: as many as it has threads.
+    """
 
     count: int
-    num_cpus: float
+    num_cpus: float | None = None
     use_gpu: bool = False
     max_failures: int = 3
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"--workers must be at least 1, not {self.count}")
-        if self.num_cpus < 0 or self.max_failures < -1:
-            raise ConfigError("--cpus-per-worker and --max-failures cannot be negative")
+        if (self.num_cpus or 0.0) < 0:
+            raise ConfigError(f"--cpus-per-worker cannot be negative: {self.num_cpus:g}")
+        if self.max_failures < -1:
+            raise ConfigError(f"--max-failures is a number or -1, not {self.max_failures}")
 
-    @property
-    def resources(self) -> dict[str, float]:
+    def resources(self, num_threads: int) -> dict[str, float]:
         """Of one worker, by Ray's names."""
-        return {"CPU": self.num_cpus, **({"GPU": 1.0} if self.use_gpu else {})}
+        cpus = float(num_threads) if self.num_cpus is None else self.num_cpus
+        return {"CPU": cpus, **({"GPU": 1.0} if self.use_gpu else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,12 @@ def train_on_ray(job: Job, group: WorkerGroup, address: str | None, say: Say) ->
     Raises ConfigError when Ray Train is not installed, the cluster cannot be joined or the job is
     wrong, and OutriderError when workers failed too often.
     """
-    _prepare()
-    with _joined(address, group):
+    require_ray_train()
+    resources = group.resources(job.settings.threads)
+    with _joined(address, math.ceil(group.count * resources["CPU"])):
         import ray
 
-        _say_room(group, say)
+        _say_room(group.count, resources, say)
         board = ray.remote(num_cpus=0)(Board).remote()
         fit = _Fit(_trainer(_with_whole_paths(job), board, group))
         with stop_wish() as wish:
@@ -203,7 +209,9 @@ def _trainer(job: Job, board: Any, group: WorkerGroup) -> "TorchTrainer":  # noq
         train_loop_config={"job": job, "board": board},
         torch_config=TorchConfig(backend=_BACKENDS[group.use_gpu]),
         scaling_config=ScalingConfig(
-            num_workers=group.count, use_gpu=group.use_gpu, resources_per_worker=group.resources
+            num_workers=group.count,
+            use_gpu=group.use_gpu,
+            resources_per_worker=group.resources(job.settings.threads),
         ),
         run_config=RunConfig(  # type: ignore[arg-type]  # ray.train's own, whatever mypy resolves
             name="ray",
@@ -227,7 +235,7 @@ def _with_whole_paths(job: Job) -> Job:
     return replace(job, settings=changed, warm_from=warm_from)
 
 
-def _prepare() -> None:
+def require_ray_train() -> None:
     """Raises ConfigError where Ray Train cannot be imported."""
     prepare_environment()
     # Paths are whole, so workers need no directory of their own.
@@ -242,16 +250,15 @@ def _prepare() -> None:
 
 
 @contextmanager
-def _joined(address: str | None, group: WorkerGroup) -> Iterator[None]:
-    """Connected to a cluster: the one at `address`, or a new one with room for the group."""
+def _joined(address: str | None, num_cpus: int) -> Iterator[None]:
+    """Connected to a cluster: the one at `address`, or a new one of at least so many CPUs."""
     import ray
 
     try:
         if address is None or address == "local":
-            needed = math.ceil(group.count * group.num_cpus)
             ray.init(
                 address="local",
-                num_cpus=max(os.cpu_count() or 1, needed),
+                num_cpus=max(os.cpu_count() or 1, num_cpus),
                 include_dashboard=False,
                 object_store_memory=_STORE_BYTES,
                 log_to_driver=False,
@@ -267,13 +274,13 @@ def _joined(address: str | None, group: WorkerGroup) -> Iterator[None]:
         ray.shutdown()
 
 
-def _say_room(group: WorkerGroup, say: Say) -> None:
+def _say_room(num_workers: int, resources: Mapping[str, float], say: Say) -> None:
     """Say what is missing: a cluster that grows may still get it, another never will."""
     import ray
 
     found = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray is not annotated there
-    for name, each in group.resources.items():
-        needed, there = group.count * each, found.get(name, 0.0)
+    for name, each in resources.items():
+        needed, there = num_workers * each, found.get(name, 0.0)
         if there < needed:
             say(f"the workers need {needed:g} {name}, the cluster has {there:g}: waiting for more")
 

@@ -111,12 +111,12 @@ def data_facts(settings: TrainSettings) -> dict[str, object]:
     }
 
 
-def code_facts() -> dict[str, object]:
-    """The commit, whether tracked files differ from it, and versions."""
-    directory = Path(__file__).parent
+def code_facts(source: Path = Path(__file__)) -> dict[str, object]:
+    """The commit that holds `source`, whether tracked files differ from it, and versions."""
+    directory = source.parent
     commit, changes = "unknown", None
     # A checkout may lie around an installed package without holding it.
-    if _git(directory, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
+    if _git(directory, "ls-files", "--error-unmatch", source.name) is not None:
         commit = _git(directory, "rev-parse", "HEAD") or "unknown"
         changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
     return {
