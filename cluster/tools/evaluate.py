@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Final
 
 from cluster.fleet.assembly import resolve_target
 from cluster.tools.bench_prompts import Question, per_subtask, read_questions
-from cluster.tools.evaluate_heads import NGRAM, Head, build_head, build_ngram, find_heads
+from cluster.tools.evaluate_heads import (
+    NGRAM,
+    Head,
+    best_reading,
+    build_head,
+    build_ngram,
+    find_heads,
+)
 from cluster.tools.evaluate_plot import draw, require_matplotlib
 from cluster.tools.evaluate_report import Counts, Evaluation
 from drafter_service.replay_counts import ReplayCounts, total
 from drafter_service.shapes import KNOWN, Shape, default_shapes, parse_shape
 from protos.errors import ConfigError
-from protos.exchange import Plan, PlanKind
 from verifier_service.config import EMBEDDED, THREAD_WAITING
 
 if TYPE_CHECKING:
@@ -32,10 +38,6 @@ if TYPE_CHECKING:
     from protos.recorded import RecordedText
 
 _ENVIRONMENT: Final = THREAD_WAITING | {"HF_HUB_OFFLINE": "1"}
-_FIRST_GUESS: Final = Plan(PlanKind.CHAIN, depth=1)
-_TRIED_TEXTS: Final = 8
-"""Texts by which the reading of an open checkpoint is chosen."""
-
 Texts = dict[float, "list[RecordedText]"]
 
 
@@ -180,23 +182,16 @@ class _Replays:
 
     def _drafter(self, head: Head) -> "Drafter":
         """The head's drafter; of a checkpoint that can be read in several ways the best one."""
-        if len(head.readings) == 1:
-            return self._build(head, head.readings[0].label)
-        from drafter_service.replay import replay_drafter
 
-        texts = next(iter(self.texts.values()))[:_TRIED_TEXTS]
-        taus: dict[str, float] = {}
-        for reading in head.readings:
-            drafter = self._build(head, reading.label)
-            taus[reading.label] = replay_drafter(drafter, texts, _FIRST_GUESS).tau
-            _say(
-                f"{head.name} read as {reading.name}: first guesses give {taus[reading.label]:.3f}"
-            )
-        return self._build(head, max(taus, key=lambda label: taus[label]))
+        def build(variant: str) -> "Drafter":
+            args, folder = self.args, self.target_dir
+            return build_head(head, variant, folder, args.dtype, args.window, self._longest)
 
-    def _build(self, head: Head, variant: str) -> "Drafter":
-        args = self.args
-        return build_head(head, variant, self.target_dir, args.dtype, args.window, self._longest)
+        reading = head.readings[0]
+        if len(head.readings) > 1:
+            reading = best_reading(head, build, next(iter(self.texts.values())))
+            _say(f"{head.name} is read as {reading.name}")
+        return build(reading.label)
 
     def _ngram(self) -> "Drafter":
         return build_ngram(self.args.window, self._longest)

@@ -6,7 +6,7 @@ KIND is read off the files unless it is given.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,12 +16,16 @@ from cluster.fleet.pairs import Reading, readings_of
 from drafter_service.config import DrafterLimits, DrafterSettings
 from drafter_service.kinds import BUILT_IN, describe_checkpoint, known_kinds
 from protos.errors import ConfigError
+from protos.exchange import Plan, PlanKind
 
 if TYPE_CHECKING:
     from drafter_service.drafter import Drafter
     from drafter_service.kinds import Description
+    from protos.recorded import RecordedText
 
 NGRAM: Final = "ngram"
+_TRIED_PLAN: Final = Plan(PlanKind.CHAIN, depth=4)
+_TRIED_TEXTS: Final = 8
 _CACHE_MB: Final = 2048
 """Of address space: what no session reaches costs nothing."""
 
@@ -90,6 +94,22 @@ def build_head(
         }
     )
     return build_drafter(settings, target_dir)
+
+
+def best_reading(
+    head: Head, build: "Callable[[str], Drafter]", texts: "Sequence[RecordedText]"
+) -> Reading:
+    """The reading whose chains are right most often on some of these texts.
+
+    build: makes the drafter of a variant. The likeliest of equals. Chains, not first guesses as in
+    the test of pairs: some readings differ in what a head feeds itself only.
+    """
+    from drafter_service.replay import replay_drafter
+
+    def tau(reading: Reading) -> float:
+        return replay_drafter(build(reading.label), texts[:_TRIED_TEXTS], _TRIED_PLAN).tau
+
+    return max(head.readings, key=tau)
 
 
 def build_ngram(window: int, longest: int) -> "Drafter":

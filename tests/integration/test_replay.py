@@ -6,11 +6,14 @@ accepted runs, prompts they do not know make short ones, and a target with a fre
 makes drafts that reach past it.
 """
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
-from drafter_service.replay import Source, replay
+from cluster.tools.evaluate_heads import best_reading, build_head, find_heads
+from drafter_service.replay import Source, replay, replay_drafter
 from protos.digest import directory_digest
 from tests.integration.replay_house import (
     CHAIN4,
@@ -154,3 +157,28 @@ def test_texts_that_end_with_their_first_token_have_no_rounds(known):
     (counts, other) = replay([short, text], [Source("n", ngram())], NGRAM8)
     assert (counts.num_rounds, counts.tau) == (0, 1.0)
     assert other.num_committed == text.end - text.prompt_len - 1
+
+
+def test_of_a_checkpoint_that_is_open_the_reading_that_guesses_best_is_replayed(known, tmp_path):
+    """The head in SpecForge's words, which do not say what its output norm is for."""
+    config = json.loads((HERE / "eagle3" / "config.json").read_text())
+    flat = config | config["transformer_layer_config"]
+    for key in ("transformer_layer_config", "speculators_config", "speculators_model_type"):
+        flat.pop(key)
+    flat["architectures"] = ["LlamaForCausalLMEagle3"]
+    flat["eagle_aux_hidden_state_layer_ids"] = [0, 1]
+    shutil.copytree(HERE / "eagle3", tmp_path / "forge")
+    (tmp_path / "forge" / "config.json").write_text(json.dumps(flat))
+    (found,) = find_heads([str(tmp_path / "forge")], known.target)
+    assert [reading.label for reading in found.readings] == ["as written", "normed feedback"]
+
+    def build(variant):
+        return build_head(found, variant, known.target, "fp32", 4, 64)
+
+    texts = known.texts[0.0]
+    best = best_reading(found, build, texts)
+    assert best.label == "normed feedback"
+    again, plain = (
+        replay_drafter(drafter, texts, TREE) for drafter in (build(best.label), head(known))
+    )
+    assert again.accepted_by_depth == plain.accepted_by_depth
