@@ -27,6 +27,10 @@ _STORE_BYTES: Final = 200 * 2**20
 """Object store of a cluster of our own: rows of text and ids are small."""
 
 
+_AHEAD: Final = 2
+"""Blocks that a replica has or waits with: the next one is there when one is done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """The actor pool: how many engines, and what each reserves."""
@@ -101,7 +105,9 @@ def _parts(
         fn_constructor_args=(choice, work),
         batch_size=work.block_size,
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(size=min(replicas.count, len(blocks))),
+        compute=ActorPoolStrategy(
+            size=min(replicas.count, len(blocks)), max_tasks_in_flight_per_actor=_AHEAD
+        ),
         num_cpus=replicas.num_cpus,
         num_gpus=replicas.num_gpus,
         runtime_env={"env_vars": dict(THREAD_WAITING)},
