@@ -28,7 +28,6 @@ def _trainer_of(arguments: argparse.Namespace) -> TrainJob:
     if arguments.workers is None:
         names = ("address", "cpus_per_worker", "max_failures")
         given = [name for name in names if getattr(arguments, name) is not None]
-        given += ["use_gpu"] if arguments.use_gpu else []
         if given:
             words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ConfigError(f"{words} without --workers: nothing to place")
@@ -39,7 +38,6 @@ def _trainer_of(arguments: argparse.Namespace) -> TrainJob:
     group = WorkerGroup(
         count=arguments.workers,
         num_cpus=arguments.cpus_per_worker,
-        use_gpu=arguments.use_gpu,
         max_failures=3 if arguments.max_failures is None else arguments.max_failures,
     )
     require_ray_train()
@@ -54,7 +52,6 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--address", help="of a Ray cluster; `auto`: the running one; without: a new one here"
     )
-    group.add_argument("--use-gpu", action="store_true", help="a GPU for every worker")
     group.add_argument(
         "--cpus-per-worker", type=float, help="reserved of Ray; default: the setting `threads`"
     )

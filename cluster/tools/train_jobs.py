@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _STORE_BYTES: Final = 100 * 2**20
 _LOOK_EVERY_S: Final = 0.5
-_BACKENDS: Final = {False: "gloo", True: "cpu:gloo,cuda:nccl"}
-"""By `use_gpu`. The workers' agreements stay in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ class WorkerGroup:
 
     count: int
     num_cpus: float | None = None
-    use_gpu: bool = False
     max_failures: int = 3
 
     def __post_init__(self) -> None:
@@ -59,7 +56,7 @@ class WorkerGroup:
     def resources(self, num_threads: int) -> dict[str, float]:
         """Of one worker, by Ray's names."""
         cpus = float(num_threads) if self.num_cpus is None else self.num_cpus
-        return {"CPU": cpus, **({"GPU": 1.0} if self.use_gpu else {})}
+        return {"CPU": cpus}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +204,9 @@ def _trainer(job: Job, board: Any, group: WorkerGroup) -> "TorchTrainer":  # noq
     return TorchTrainer(
         _work,
         train_loop_config={"job": job, "board": board},
-        torch_config=TorchConfig(backend=_BACKENDS[group.use_gpu]),
+        torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(
             num_workers=group.count,
-            use_gpu=group.use_gpu,
             resources_per_worker=group.resources(job.settings.threads),
         ),
         run_config=RunConfig(  # type: ignore[arg-type]  # ray.train's own, whatever mypy resolves

@@ -60,7 +60,6 @@ def test_without_ray_train_the_extra_is_named(config, monkeypatch, capsys):
 def test_a_group_reserves_what_its_workers_use():
     assert WorkerGroup(2, 1.5).resources(num_threads=4) == {"CPU": 1.5}
     assert WorkerGroup(2).resources(num_threads=4) == {"CPU": 4.0}
-    assert WorkerGroup(2, 0.5, use_gpu=True).resources(4) == {"CPU": 0.5, "GPU": 1.0}
 
 
 def test_the_board_gives_every_line_once_and_keeps_how_things_stand():
