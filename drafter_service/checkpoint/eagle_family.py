@@ -22,7 +22,8 @@ from protos.errors import CheckpointError
 from protos.features import FINAL_LAYER
 
 KIND = "eagle"
-_OPTIONAL = ("embed_tokens.weight", "lm_head.weight")
+BORROWED = ("embed_tokens.weight", "lm_head.weight")
+"""Taken from the target where a file has none."""
 _OTHERS = ("speculators_model_type", "draft_vocab_size", "block_size", "dflash_config")
 
 
@@ -40,7 +41,7 @@ def recognise_eagle(files: CheckpointFiles) -> bool:
 def describe_eagle(files: CheckpointFiles) -> CheckpointDescription[EagleConfig]:
     """Raises CheckpointError, naming what is missing, unknown or of the wrong shape."""
     config = read_eagle_config(files.config, files.bare_names)
-    names = match_names("EAGLE-1", *_wanted(config), files.tensors, _OPTIONAL)
+    names = match_names("EAGLE-1", *names_and_shapes(config), files.tensors, BORROWED)
     return CheckpointDescription(
         kind=KIND,
         format="safeailab",
@@ -101,7 +102,7 @@ def read_eagle_config(config: Json, names: Mapping[str, str]) -> EagleConfig:
     )
 
 
-def _wanted(config: EagleConfig) -> tuple[dict[str, str], dict[str, Shape]]:
+def names_and_shapes(config: EagleConfig) -> tuple[dict[str, str], dict[str, Shape]]:
     """({parameter of EagleHead: public name}, {parameter: shape})."""
     c = config.hidden_size
     shapes: dict[str, Shape] = {

@@ -5,6 +5,8 @@ head's own feedback after that, ground-truth tokens in between. As long as every
 was right, that is exactly what a chain draft computes, so the chains of a greedy answer can be
 replayed from the hits alone: from a row, accept until the first miss, commit one more, go on.
 
+Knows no family: any head that drafts a chain out of features will do (`ttt.ChainHead`).
+
 Shapes: M answer rows of a batch.
 """
 
@@ -14,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.batches import Batch
-from drafter_service.training.ttt import StepOutput, unroll
+from drafter_service.training.ttt import ChainHead, StepOutput, unroll
 
 LOGITS_ROWS = 1024
 
@@ -34,7 +35,7 @@ class HeldOutReport:
 
 
 @torch.inference_mode()
-def agreement(head: Eagle3Head, batch: Batch, depth: int) -> tuple[Tensor, Tensor]:
+def agreement(head: ChainHead, batch: Batch, depth: int) -> tuple[Tensor, Tensor]:
     """([depth, M] the best guess is the target's choice, [depth, M] there is such a choice)."""
     agreed_DM = torch.zeros(depth, batch.num_rows, dtype=torch.bool)
     counted_DM = torch.zeros(depth, batch.num_rows, dtype=torch.bool)
@@ -49,15 +50,15 @@ def agreement(head: Eagle3Head, batch: Batch, depth: int) -> tuple[Tensor, Tenso
     return agreed_DM, counted_DM
 
 
-def best_ids(head: Eagle3Head, y_NC: Tensor) -> Tensor:
+def best_ids(head: ChainHead, y_NC: Tensor) -> Tensor:
     """[N] target ids of the head's best guess."""
     starts = range(0, len(y_NC), LOGITS_ROWS)
-    best = [head.logits(y_NC[start : start + LOGITS_ROWS]).argmax(-1) for start in starts]
+    best = [head.logits(y_NC[start : start + LOGITS_ROWS]).max(-1).indices for start in starts]
     return head.target_ids[torch.cat(best)]
 
 
 def evaluate(
-    head: Eagle3Head,
+    head: ChainHead,
     batches: Iterable[tuple[Batch, tuple[bool, ...]]],
     depth: int = 5,
     chain_depth: int = 4,

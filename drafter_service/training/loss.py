@@ -143,17 +143,20 @@ class FusedLoss(torch.autograd.Function):
             logits_NW[chunk] = q_NW
         slopes_N1 = (slopes_N * weight)[:, None].to(hidden_NC.dtype)
         grad_hidden_NC = (logits_NW @ lm_head_WC).mul_(slopes_N1)
-        ctx.save_for_backward(grad_hidden_NC, logits_NW.T @ (hidden_NC * slopes_N1))
+        gradients = [grad_hidden_NC]
+        if lm_head_WC.requires_grad:
+            gradients.append(logits_NW.T @ (hidden_NC * slopes_N1))
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(losses_N, hits_N)
         return losses_N.sum() * weight, losses_N, hits_N
 
     @staticmethod
     def backward(ctx: _Saved, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_lm_head = ctx.saved_tensors
+        gradients = list(ctx.saved_tensors)
         if float(grads[0]) != 1.0:
-            scale = grads[0].to(grad_hidden.dtype)
-            grad_hidden, grad_lm_head = grad_hidden * scale, grad_lm_head * scale
-        return grad_hidden, grad_lm_head, None, None, None, None, None
+            gradients = [gradient * grads[0].to(gradient.dtype) for gradient in gradients]
+        grad_lm_head = gradients[1] if len(gradients) > 1 else None
+        return gradients[0], grad_lm_head, None, None, None, None, None
 
 
 def _to_gradient(q_NW: Tensor, rows: TargetRows, comparison: Comparison) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drafter_service.training.data import Data
 
 RECIPES: Mapping[str, str] = {
+    "eagle": "drafter_service.training.eagle:EagleRecipe",
     "eagle3": "drafter_service.training.eagle3:Eagle3Recipe",
     "dflash": "drafter_service.training.dflash:DflashRecipe",
     "dspark": "drafter_service.training.dspark:DsparkRecipe",

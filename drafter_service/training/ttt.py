@@ -30,6 +30,9 @@ from drafter_service.training.ttt_attention import Pair, TttAttention
 class ChainHead(Protocol):
     """A head that drafts one token after another out of features and its own feedback."""
 
+    target_ids: Tensor
+    """[W] target id of every draft id."""
+
     @property
     def layers(self) -> tuple[DraftLayer, ...]:
         """In order."""
