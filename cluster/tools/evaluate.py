@@ -116,7 +116,7 @@ def _record(
     layers = sorted(frozenset().union(*(head.layers for head in heads)))
     digest, dtype = directory_digest(target_dir), DType(args.dtype)
     cache = args.cache or default_cache_dir() / "recorded"
-    target = RecordingTarget(target_dir, dtype, args.batch, args.threads)
+    target = RecordingTarget(target_dir, dtype, args.batch, args.threads, args.device)
 
     texts: Texts = {}
     for temperature in args.temperatures:
@@ -126,6 +126,7 @@ def _record(
             temperature=temperature,
             top_k=args.top_k,
             top_p=args.top_p,
+            min_p=args.min_p,
             seed=args.seed,
             max_new=args.max_new,
         )
@@ -185,7 +186,9 @@ class _Replays:
 
         def build(variant: str) -> "Drafter":
             args, folder = self.args, self.target_dir
-            return build_head(head, variant, folder, args.dtype, args.window, self._longest)
+            return build_head(
+                head, variant, folder, args.dtype, args.window, self._longest, args.device
+            )
 
         reading = head.readings[0]
         if len(head.readings) > 1:
@@ -278,8 +281,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-task", type=_number(1), help="so many questions of every subtask")
     parser.add_argument("--top-k", type=_number(0), default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--cache", type=Path, help="where texts and rows are kept")
     parser.add_argument("--batch", type=_number(1), default=32, help="texts made at once")
     parser.add_argument("--window", type=_number(1), default=64, help="texts replayed at once")

@@ -2,7 +2,7 @@
 
 Torch-free until something is built. A head is `[NAME=][KIND:]CHECKPOINT`, where CHECKPOINT is a
 directory or a shipped head's name; NAME is what tables call it (its kind, where that is enough);
-KIND is read off the files unless it is given.
+KIND is read off the files unless it is given; one that needs no files stands alone, as `KIND:`.
 """
 
 from collections import Counter
@@ -34,12 +34,12 @@ _CACHE_MB: Final = 2048
 class Head:
     """A drafter to replay. readings: more than one where the files leave open how they are meant.
 
-    digest: of the checkpoint; empty when it describes nothing.
+    directory: None for kinds without files. digest: empty when the checkpoint describes nothing.
     """
 
     name: str
     kind: str
-    directory: Path
+    directory: Path | None
     readings: tuple[Reading, ...]
     digest: str = ""
 
@@ -74,10 +74,17 @@ def find_heads(given: Sequence[str], target_dir: Path) -> list[Head]:
 
 
 def build_head(
-    head: Head, variant: str, target_dir: Path, dtype: str, window: int, longest: int
+    head: Head,
+    variant: str,
+    target_dir: Path,
+    dtype: str,
+    window: int,
+    longest: int,
+    device: str = "cpu",
 ) -> "Drafter":
     """The real drafter, with room for `window` texts of at most `longest` tokens.
 
+    device: auto, cpu or cuda.
     Raises ConfigError, CheckpointError or IncompatiblePair.
     """
     from drafter_service.build import build_drafter
@@ -86,10 +93,11 @@ def build_head(
         {
             "kind": head.kind,
             "name": head.name,
-            "checkpoint": str(head.directory),
+            "checkpoint": str(head.directory or ""),
             "variant": variant,
             "target": str(target_dir),
             "dtype": dtype,
+            "device": device,
             "limits": _limits(window, longest),
         }
     )
@@ -130,6 +138,8 @@ def _find(spec: str, num_layers: int | None) -> Head:
     kind, colon, checkpoint = rest.partition(":")
     if not colon or kind not in known_kinds():
         kind, checkpoint = "", rest
+    if kind and not checkpoint:
+        return Head(name, kind, None, (Reading(),))
     directory = checkpoint_dir(checkpoint)
     description: Description | None
     if kind in ("", *BUILT_IN):
@@ -147,4 +157,5 @@ def _find(spec: str, num_layers: int | None) -> Head:
 
 def _named(head: Head, is_crowded: bool) -> Head:
     """Under its given name, its kind, or the directory's name where its kind is not enough."""
-    return replace(head, name=head.name or (head.directory.name if is_crowded else head.kind))
+    own = head.directory.name if is_crowded and head.directory is not None else head.kind
+    return replace(head, name=head.name or own)

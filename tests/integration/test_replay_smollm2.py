@@ -15,7 +15,7 @@ from verifier_service.data.recording_engine import RecordingTarget
 from verifier_service.engine.static_planner import StaticPlanner
 
 QUESTIONS = ("Name the three primary colors.", "Translate into French: The house is red.")
-SHAPES = {"chain4": CHAIN4, "tree": TREE, "merged": TREE}
+SHAPES = {"chain4": CHAIN4, "merged": TREE}
 WINDOW, LONGEST = 4, 256
 SIZES = small_settings(page_size=64, num_slots=2048, max_tokens_per_step=512, max_prefill_chunk=256)
 
@@ -37,7 +37,7 @@ def texts(smollm2_dir, tmp_path_factory):
     digest, cache = directory_digest(smollm2_dir), tmp_path_factory.mktemp("cache")
     found = {}
     for temperature in (0.0, 1.0):
-        settings = RecordSettings(digest, DType.BF16, temperature, max_new=24)
+        settings = RecordSettings(digest, DType.BF16, temperature, max_new=16)
         recorder = TextRecorder(cache, settings)
         found[temperature] = recorder.texts(prompts, sorted(head.layers), target.engine)
     return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from protos.features import DType
+from verifier_service.device import resolve_device
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.drafting import DraftExchange
 from verifier_service.engine.loop import Engine
@@ -80,13 +81,19 @@ class RecordingTarget:
     """A target that is loaded when something has to be recorded, and once for equal layers."""
 
     def __init__(
-        self, directory: Path, dtype: DType, batch: int, num_threads: int | None = None
+        self,
+        directory: Path,
+        dtype: DType,
+        batch: int,
+        num_threads: int | None = None,
+        device: str = "cpu",
     ) -> None:
-        """batch: requests that run at once."""
+        """batch: requests that run at once. device: auto, cpu or cuda."""
         self._directory = directory
         self._dtype = TORCH_TYPES[dtype]
         self._batch = batch
         self._num_threads = num_threads
+        self._device = device
         self._layers: tuple[int, ...] = ()
         self._target: Target | None = None
 
@@ -98,7 +105,11 @@ class RecordingTarget:
         if self._target is None or tuple(layers) != self._layers:
             self._layers = tuple(layers)
             self._target = load_target(
-                self._directory, self._dtype, taps_of(layers), num_threads=self._num_threads
+                self._directory,
+                self._dtype,
+                taps_of(layers),
+                num_threads=self._num_threads,
+                device=resolve_device(self._device),
             )
         return engine_around(self._target, layers, self._batch, longest)
 

@@ -9,7 +9,7 @@ from cluster.tools import evaluate_plot
 from cluster.tools.bench_prompts import Question
 from cluster.tools.cli import main as outrider
 from cluster.tools.evaluate import main
-from cluster.tools.evaluate_heads import find_heads, shipped_heads
+from cluster.tools.evaluate_heads import build_head, find_heads, shipped_heads
 from cluster.tools.evaluate_report import Evaluation
 from drafter_service.replay_counts import ReplayCounts
 from protos.digest import directory_digest
@@ -184,6 +184,18 @@ def test_every_shipped_head_is_replayed_unless_some_are_named(smollm2_dir):
 def test_two_heads_of_one_kind_are_called_by_their_directories(target):
     found = find_heads([str(HERE / "eagle3"), str(HERE / "peagle")], target)
     assert [head.name for head in found] == ["eagle3", "peagle"]
+
+
+def test_a_kind_that_needs_no_files_stands_alone(target):
+    (found,) = find_heads(["look=ngram:"], target)
+    assert (found.name, found.kind, found.directory, found.layers) == (
+        "look",
+        "ngram",
+        None,
+        frozenset(),
+    )
+    drafter = build_head(found, "", target, "fp32", 4, 64)
+    assert drafter.capabilities.name == "look"
 
 
 def test_the_first_tau_is_the_greedy_one():

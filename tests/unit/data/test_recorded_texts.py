@@ -188,9 +188,9 @@ def test_a_target_is_loaded_once_for_equal_layers(tmp_path, tmp_path_factory, mo
     directory = tiny_llama_dir(tmp_path)
     loads = []
 
-    def count(directory, dtype, taps, num_threads=None):
+    def count(directory, dtype, taps, **more):
         loads.append([tap.aux_layers for tap in taps])
-        return load_target(directory, dtype, taps, num_threads=num_threads)
+        return load_target(directory, dtype, taps, **more)
 
     monkeypatch.setattr("verifier_service.data.recording_engine.load_target", count)
     target = RecordingTarget(directory, DType.FP32, batch=2)
