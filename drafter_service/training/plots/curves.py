@@ -1,7 +1,7 @@
 """One or more runs over their training: held-out acceptance by depth, loss and rate.
 
-A row of panels per run, on common scales, so that runs can be laid beside each other. Knows what
-`run_log` gives.
+A row of panels per run, acceptance on a common scale, so that runs can be laid beside each other.
+Knows what `run_log` gives.
 """
 
 import itertools
@@ -38,7 +38,9 @@ class Curve:
 def draw_curves(runs: Sequence[Curve], path: Path) -> None:
     """Write the plot. Raises ConfigError without matplotlib, or where nothing can be written."""
     figure = new_figure(_ROW_IN * len(runs))
-    rows = figure.subplots(len(runs), 2, squeeze=False, sharex="all", sharey="col")
+    rows = figure.subplots(len(runs), 2, squeeze=False, sharex="all")
+    for acceptance in rows[1:, 0]:  # losses of two families are not of one kind
+        acceptance.sharey(rows[0, 0])
     for (left, right), run in zip(rows, runs, strict=True):
         _draw_acceptance(left, run)
         _draw_loss(right, run)
