@@ -24,6 +24,9 @@ from drafter_service.training.settings import TrainSettings, load_settings
 from drafter_service.training.stopping import stop_wish
 from protos.errors import OutriderError
 
+DESCRIPTION = """Record the target's states, train a drafter, write its checkpoint. Every stage
+goes on where it was stopped, so the same command may simply be given again; Ctrl-C ends training
+after the update in hand."""
 STAGES = ("all", "features", "train", "export")
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -79,7 +82,7 @@ def record_target(settings: TrainSettings) -> None:
 
 def train_parser() -> argparse.ArgumentParser:
     """The arguments of a training on this machine; a launcher adds its own."""
-    parser = argparse.ArgumentParser(prog="outrider train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="outrider train", description=DESCRIPTION)
     parser.add_argument("kind", choices=sorted(RECIPES), help="family to train")
     parser.add_argument("--config", type=Path, required=True, help="training settings (YAML)")
     parser.add_argument(

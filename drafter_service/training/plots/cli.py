@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="outrider plot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="PNG pictures of training runs, from their logs and provenance.",
     )
     kinds = parser.add_subparsers(dest="what", required=True)
     curves = kinds.add_parser("curves", help="runs over their training")
@@ -51,7 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     scaling = kinds.add_parser("scaling", help="tau against data")
     scaling.add_argument("drafters", nargs="+", type=Path, help="runs or exported heads")
     scaling.add_argument(
-        "--tau", nargs="+", type=Path, default=[], metavar="JSON", help="of outrider evaluate"
+        "--tau",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="take tau from these files of outrider evaluate, by the directories' names; "
+        "default: the replayed tau of each one's held-out answers",
     )
     scaling.add_argument(
         "--shape", nargs="+", default=[], help="shapes to draw, such as tree chain4; default: all"
