@@ -24,7 +24,12 @@ from drafter_service.training.eagle3_settings import Eagle3Settings
 from drafter_service.training.evaluate import evaluate
 from drafter_service.training.norms import with_trained_norms
 from drafter_service.training.recipe import HeldOut, Loss
-from drafter_service.training.start import head_config, inherited_weights, new_head
+from drafter_service.training.start import (
+    copy_target_layers,
+    head_config,
+    inherited_weights,
+    new_head,
+)
 from drafter_service.training.vocab import draft_index
 
 
@@ -39,6 +44,8 @@ class Eagle3Recipe:
         config = head_config(settings.head, data.target_config)
         target_ids_W = torch.from_numpy(vocab.target_ids)
         self.net = new_head(config, target, target_ids_W, settings.seed)
+        if settings.head.start == "target_layers":
+            copy_target_layers(self.net, settings.target)
         with_trained_norms(self.net)
         self.facts = {"draft_vocab_coverage": vocab.coverage}
         self._settings = settings

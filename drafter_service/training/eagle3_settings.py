@@ -16,6 +16,9 @@ class HeadSettings(BaseModel):
     aux_layers: tuple[int, ...] = Field(
         default=(1, 14, 26), description="Layer outputs (from 0) whose residual streams are fused."
     )
+    num_layers: int = Field(
+        default=1, ge=1, le=4, description="Decoder layers; further ones take the hidden alone."
+    )
     draft_vocab_size: int = Field(
         default=8192, ge=1, description="Most frequent answer ids to keep."
     )
@@ -30,6 +33,10 @@ class HeadSettings(BaseModel):
     )
     norm_feedback: bool = Field(
         default=True, description="Feed back the normed hidden (EAGLE-3.1)."
+    )
+    start: Literal["random", "target_layers"] = Field(
+        default="random",
+        description="First weights of the layers; target_layers copies the target's last ones.",
     )
 
 

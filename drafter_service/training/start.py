@@ -9,6 +9,7 @@ Shapes: V target vocabulary, H target hidden size, W draft vocabulary, C head hi
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,19 @@ from drafter_service.checkpoint.target import TargetWeights
 from drafter_service.eagle3.config import Eagle3Config, Rope
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.eagle3_settings import HeadSettings
+from drafter_service.training.target_layers import read_target_layers
 from protos.errors import ConfigError
 
 FINAL_GAIN = 0.3
 FC_NOISE = 0.02
+EMBEDDING_SHARE = 0.1
+_OURS = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
+    **{f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"},
+    **{f"mlp.{name}_proj.weight": f"{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+"""Parameters of a target's layer and what they are called in a draft layer."""
 
 
 @torch.no_grad()
@@ -40,8 +50,9 @@ def new_head(
     size = config.target_hidden_size
     if size == config.hidden_size:
         head.fc.weight[:, -size:] += torch.eye(size)
-    for small in (head.layer.o_proj, head.layer.down_proj):
-        small.weight.mul_(0.5)
+    for layer in head.layers:
+        layer.o_proj.weight.mul_(0.5)
+        layer.down_proj.weight.mul_(0.5)
     head.embed_tokens.weight.copy_(target.embed_tokens)
     rows_WH = target.lm_head[target_ids_W].float()
     if target.final_norm is not None:
@@ -50,6 +61,37 @@ def new_head(
     nn.init.constant_(head.norm.weight, FINAL_GAIN)
     head.embed_tokens.weight.requires_grad_(False)
     return head
+
+
+@torch.no_grad()
+def copy_target_layers(head: Eagle3Head, directory: Path) -> None:
+    """Layers start as the target's last ones.
+
+    The first one's q, k and v take (embedding, hidden) where the target's take the hidden alone:
+    the target's go to the half of the hidden, the other half keeps its random numbers, made small,
+    and the norm on the hidden is the target's input norm. Raises ConfigError when the target has
+    no layers of that name and shape.
+    """
+    shapes = read_target_layers(directory, len(head.layers))
+    for layer, weights in zip(head.layers, shapes, strict=True):
+        for public, weight in weights.items():
+            ours = _OURS.get(public)
+            if ours is None:
+                raise ConfigError(f"start: target_layers: the target's layers have {public}")
+            if layer.hidden_norm is not None and ours == "input_layernorm.weight":
+                ours = "hidden_norm.weight"
+            parameter = layer.get_parameter(ours)
+            into: Tensor = parameter
+            if layer.hidden_norm is not None and ours[:2] in ("q_", "k_", "v_"):
+                size = parameter.shape[1] // 2
+                parameter[:, :size].mul_(EMBEDDING_SHARE)
+                into = parameter[:, size:]
+            if into.shape != weight.shape:
+                raise ConfigError(
+                    f"start: target_layers: {public} is {tuple(weight.shape)} in the target, the "
+                    f"head has room for {tuple(into.shape)}; use start: random"
+                )
+            into.copy_(weight)
 
 
 @torch.no_grad()
@@ -100,4 +142,6 @@ def head_config(settings: HeadSettings, target: Mapping[str, Any]) -> Eagle3Conf
         norm_before_residual=settings.norm_before_residual,
         fc_norm=settings.fc_norm,
         norm_feedback=settings.norm_feedback,
+        num_layers=settings.num_layers,
+        windows=(None,) * settings.num_layers,
     )
