@@ -24,6 +24,7 @@ DISPATCH = {
     ("plot",): "drafter_service.training.plots.cli:main",
     ("bench", "engine"): "verifier_service.bench:main",
     ("bench", "draft"): "drafter_service.bench:main",
+    ("bench", "train"): "drafter_service.training.bench:main",
     ("bench", "acceptance"): "cluster.tools.bench:main",
     ("bench", "serve"): "cluster.tools.bench:main",
 }
