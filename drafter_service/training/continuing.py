@@ -1,7 +1,7 @@
-"""Whether a stopped run may go on with these settings.
+"""Whether a stopped run may go on with these settings and this data.
 
-Knows settings as they are told (`telling`), no files. Invariant: what shapes an update never
-changes within a run, so an exported head is what its settings say.
+Knows settings as they are told (`telling`) and digests, no files. Invariant: what shapes an update
+never changes within a run, so an exported head is what its settings say.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,6 +25,27 @@ def check_continues(before: Mapping[str, object], now: Mapping[str, object]) -> 
             f"the run was begun with other settings ({'; '.join(faults)}); give it another "
             "directory with --set run=DIR, or start there from this one's state with --warm-from"
         )
+
+
+def check_same_data(before: object, now: object) -> None:
+    """Raises ConfigError when answers or target weights have other digests than at the beginning.
+
+    Both are the `data` of provenance; a file may have another name, and what `before` does not tell
+    is not compared.
+    """
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return
+    for name in ("answers_sha256", "target_weights_sha256"):
+        old, new = before.get(name), now.get(name)
+        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+            continue
+        changed = [file for file, digest in new.items() if digest not in old.values()]
+        if changed or len(old) != len(new):
+            what = ", ".join(changed) or "more files"
+            raise ConfigError(
+                f"the run was begun with other data ({what} changed): give it another directory "
+                "with --set run=DIR"
+            )
 
 
 def _differences(

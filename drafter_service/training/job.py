@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from drafter_service.training.continuing import check_same_data
 from drafter_service.training.facts_file import read_facts
 from drafter_service.training.provenance import Origin, Start, add_start, run_facts
 from drafter_service.training.run import Run
@@ -32,13 +33,18 @@ def run_job(
     workers: Workers | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train from wherever the run stands until its end (True) or until `stopped` (False)."""
+    """Train from wherever the run stands until its end (True) or until `stopped` (False).
+
+    Raises ConfigError when the run was begun with other settings or other data.
+    """
     workers = Alone() if workers is None else workers
     run = Run(job.kind, job.settings, report, workers)
     started = run.start(job.warm_from)
     if workers.rank == 0:
         start = Start(job.command, workers.count, asdict(started.position)).facts()
         facts = _facts_of(job, run, start, started.origin)
+        if started.position.update:
+            check_same_data(read_facts(job.settings.run).get("data"), facts["data"])
         add_start(job.settings.run, facts)
     return run.train(started, stopped) is not None
 

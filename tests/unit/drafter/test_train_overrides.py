@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from drafter_service.training.continuing import check_continues
+from drafter_service.training.continuing import check_continues, check_same_data
 from drafter_service.training.eagle3_settings import Eagle3Settings
 from drafter_service.training.overrides import overridden, parse_override
 from drafter_service.training.settings import load_settings
@@ -111,3 +111,21 @@ def test_a_run_goes_on_with_another_length_but_not_with_another_head(path):
 def test_a_setting_that_is_newer_than_the_run_does_not_stop_it(path):
     begun = told_settings(load_settings(path, Eagle3Settings))
     check_continues(begun, {**begun, "newer": 1, "head": {**begun["head"], "newer": 2}})
+
+
+def test_a_run_does_not_go_on_with_other_data():
+    begun = {
+        "answers_sha256": {"a.msgpack": "1", "b.msgpack": "2"},
+        "target_weights_sha256": {"model.safetensors": "3"},
+        "train_answers": 7,
+    }
+    check_same_data(begun, begun)
+    check_same_data(begun, {**begun, "train_answers": 8})
+    check_same_data(begun, {**begun, "answers_sha256": {"a.msgpack": "1", "moved.msgpack": "2"}})
+    check_same_data(None, begun)
+    with pytest.raises(ConfigError, match=r"b\.msgpack changed"):
+        check_same_data(begun, {**begun, "answers_sha256": {"a.msgpack": "1", "b.msgpack": "9"}})
+    with pytest.raises(ConfigError, match=r"model\.safetensors changed"):
+        check_same_data(begun, {**begun, "target_weights_sha256": {"model.safetensors": "4"}})
+    with pytest.raises(ConfigError, match="more files"):
+        check_same_data(begun, {**begun, "answers_sha256": {"a.msgpack": "1"}})

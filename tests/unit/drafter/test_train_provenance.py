@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from drafter_service.training.cli import main
 from drafter_service.training.facts_file import read_facts
 from drafter_service.training.provenance import code_facts, hardware_facts, origin_of
 from protos.errors import ConfigError
-from tests.tiny_training import tiny_training
+from tests.tiny_training import tiny_training, write_tiny_answers
+
+PLACES = {
+    "answers": "answers.msgpack",
+    "target": "target",
+    "features": "features",
+    "run": "runs/a",
+}
 
 
 def sha256(path: Path) -> str:
@@ -83,6 +91,19 @@ def test_a_chain_of_warm_starts_is_told_whole(root):
     assert len(first["starts"]) == 2
     assert "started_from" not in first
     assert read_facts(root / "b")["started_from"] == first
+
+
+def test_a_run_is_not_continued_on_changed_answers(root, tmp_path, capsys):
+    shutil.copytree(root, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    write_tiny_answers(copy / "answers.msgpack", 8, seed=3)
+    changes = [f"{name}={copy / path}" for name, path in PLACES.items()]
+    words = [word for change in changes for word in ("--set", change)]
+    before = (copy / "runs" / "a" / "state.safetensors").read_bytes()
+    config = str(root / "eagle3.yaml")
+    assert main(["eagle3", "--config", config, *words, "--stage", "train"]) == 1
+    assert "other data (answers.msgpack changed)" in capsys.readouterr().err
+    assert (copy / "runs" / "a" / "state.safetensors").read_bytes() == before
 
 
 def test_no_path_of_the_machine_is_told(root):
