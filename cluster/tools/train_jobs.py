@@ -135,7 +135,10 @@ def _watch(fit: "_Fit", board: Any, wish: threading.Event, say: Say) -> bool:  #
     while True:
         fit.join(_LOOK_EVERY_S)
         is_over = not fit.is_alive()
-        news: News = ray.get(board.news.remote())
+        try:
+            news: News = ray.get(board.news.remote())
+        except ray.exceptions.RayError as error:
+            raise OutriderError(f"the cluster is gone: {_reason(error)}") from error
         for line in news.lines:
             say(line)
         if news.error is not None:
@@ -282,6 +285,9 @@ def _say_room(num_workers: int, resources: Mapping[str, float], say: Say) -> Non
 
 
 def _reason(error: Exception) -> str:
-    """The last line that says something."""
+    """The last line that says something, of a worker's own failure where there is one."""
+    failures = getattr(error, "worker_failures", None)
+    if isinstance(failures, dict) and failures:
+        error = failures[min(failures)]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
