@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protos.exchange import Plan
+from protos.options import LogitOptions
 from protos.params import SamplingParams
 
 
@@ -38,6 +39,7 @@ class GenerationRequest:
     params: SamplingParams
     output_ids: tuple[int, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)
+    options: LogitOptions = field(default_factory=LogitOptions)
 
 
 class FinishReason(StrEnum):

@@ -20,6 +20,7 @@ from protos.generation import (
     TokenRun,
 )
 from protos.limits import MAX_LAYERS, MAX_TEXT, Limits, check_count, check_ids, check_text
+from protos.options_codec import decode_options, encode_options
 from protos.params import SamplingParams
 from protos.parts_codec import (
     check_version,
@@ -61,6 +62,7 @@ def encode_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
             drafters=speculation.drafters,
             plan=None if speculation.plan is None else encode_plan(speculation.plan),
         ),
+        options=encode_options(request.options),
     )
 
 
@@ -79,6 +81,7 @@ def decode_generation_request(message: pb.GenerateRequest, limits: Limits) -> Ge
         params=_decode_params(message, limits),
         output_ids=_ids("output_ids", message.output_ids, limits),
         speculation=_decode_speculation(message, limits),
+        options=decode_options(message, limits),
     )
 
 

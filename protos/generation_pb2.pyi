@@ -66,19 +66,45 @@ class Speculation(_message.Message):
     plan: _drafting_pb2.Plan
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., drafters: _Optional[_Iterable[str]] = ..., plan: _Optional[_Union[_drafting_pb2.Plan, _Mapping]] = ...) -> None: ...
 
+class LogitBias(_message.Message):
+    __slots__ = ("id", "bias")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    bias: float
+    def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class LogitOptions(_message.Message):
+    __slots__ = ("allowed_token_ids", "min_tokens", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    def __init__(self, allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "sampling", "output_ids", "speculation")
+    __slots__ = ("request_id", "prompt_ids", "sampling", "output_ids", "speculation", "options")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _drafting_pb2.Sampling
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     speculation: Speculation
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_drafting_pb2.Sampling, _Mapping]] = ..., output_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    options: LogitOptions
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_drafting_pb2.Sampling, _Mapping]] = ..., output_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., options: _Optional[_Union[LogitOptions, _Mapping]] = ...) -> None: ...
 
 class SourceCount(_message.Message):
     __slots__ = ("source", "count")

@@ -1,4 +1,4 @@
-"""Sampling values of one request. They decide the text; nothing else in a request does.
+"""Sampling values of one request. With `options` they decide the text; nothing else does.
 
 Checked once, on construction. Knows no model: vocabulary bounds are checked by the engine.
 """

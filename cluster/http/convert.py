@@ -10,6 +10,7 @@ from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationReque
 from protos.errors import InvalidRequest
 from protos.exchange import STATIC_PLAN, Plan, PlanKind
 from protos.generation import Speculation, SpeculationMode
+from protos.options import LogitOptions
 from protos.params import Acceptance, SamplingParams
 
 
@@ -99,6 +100,47 @@ def check_acceptance(
     plan = speculation.plan
     if plan is not None and (plan.kind is PlanKind.TREE or plan.nodes):
         raise InvalidRequest("acceptance: rejection drafts chains, not trees", "acceptance")
+
+
+def options_of(
+    request: CompletionRequest | ChatRequest, defaults: Mapping[str, float], vocab_size: int
+) -> LogitOptions:
+    """Logit options: the request's; of generation_config the repetition penalty counts.
+
+    Raises: InvalidRequest naming the field that is out of range, or holds an unknown id.
+    """
+    biases = [(_token_id(name), bias) for name, bias in (request.logit_bias or {}).items()]
+    allowed = tuple(request.allowed_token_ids or ())
+    check_ids(tuple(token for token, _ in biases), vocab_size, "logit_bias")
+    check_ids(allowed, vocab_size, "allowed_token_ids")
+    repetition = request.repetition_penalty
+    if repetition is None:
+        repetition = defaults.get("repetition_penalty", 1.0)
+    return LogitOptions(
+        allowed_token_ids=allowed,
+        min_tokens=request.min_tokens or 0,
+        logit_bias=tuple(biases),
+        repetition_penalty=repetition,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+    )
+
+
+def check_min_tokens(options: LogitOptions, params: SamplingParams) -> None:
+    """Raise InvalidRequest where fewer tokens may come than must."""
+    if options.min_tokens > params.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens must be at most the {params.max_tokens} tokens that may come, "
+            f"not {options.min_tokens}",
+            "min_tokens",
+        )
+
+
+def _token_id(name: str) -> int:
+    """A key of logit_bias: JSON knows no other keys than strings."""
+    if not (name.isascii() and name.removeprefix("-").isdigit() and len(name) <= 10):
+        raise InvalidRequest("logit_bias: keys must be token ids", "logit_bias")
+    return int(name)
 
 
 def sampling_of(

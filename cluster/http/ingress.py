@@ -178,6 +178,7 @@ class Front:
         speculation = convert.speculation_of(asked.speculation, served.drafters)
         convert.check_acceptance(asked.acceptance, speculation, served.drafters_with_q)
         convert.check_ids(tuple(asked.stop_token_ids or ()), served.vocab_size, "stop_token_ids")
+        options = convert.options_of(asked, self._text.defaults, served.vocab_size)
         seed = secrets.randbits(64) - 2**63
         requests: list[GenerationRequest] = []
         for index, ids in enumerate(prompts):
@@ -198,8 +199,9 @@ class Front:
                 default_max_tokens=room if kind == "chat" else 16,
                 seed=seed,
             )
+            convert.check_min_tokens(options, params)
             name = f"{reply_id}-{index}"
-            requests.append(GenerationRequest(name, ids, params, (), speculation))
+            requests.append(GenerationRequest(name, ids, params, (), speculation, options))
         return requests
 
     async def _answer(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cluster.http.limits import Limits
 from protos.errors import InvalidRequest
+from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
 from protos.params import MAX_STOP_TOKEN_IDS
 
 MAX_STOPS: Final = 16
@@ -28,13 +29,7 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "logprobs": (False,),
     "top_logprobs": (),
     "prompt_logprobs": (0,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "allowed_token_ids": (),
     "bad_words": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -73,6 +68,7 @@ def _as_list(value: object) -> object:
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
 Shape = Annotated[int, Field(ge=1, le=256)]
+AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 
 
 class SpeculationRequest(BaseModel):
@@ -143,6 +139,12 @@ class _Generation(BaseModel):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: AllowedIds | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationRequest | None = None
     acceptance: Literal["exact", "rejection"] | None = None

@@ -17,7 +17,7 @@ REPLACEMENT: Final = "\ufffd"
 _MAX_HELD_TOKENS: Final = 16
 """A character has at most four tokens; beyond this the bytes are simply no text."""
 
-_SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Decoder(Protocol):

@@ -97,8 +97,14 @@ def build_batch(shares: Sequence[Share], merged: dict[int, MergedDraft]) -> Batc
         span = _span(share, draft.tree)
         walk = None
         if share.commits:
-            params = request.request.params
-            walk = WalkStart(draft.tree, num_logits, params, request.known_len, draft.q)
+            walk = WalkStart(
+                draft.tree,
+                num_logits,
+                request.request.params,
+                request.known_len,
+                draft.q,
+                request.history,
+            )
         spans.append(span)
         walks.append(walk)
         drafts.append(draft)

@@ -44,6 +44,7 @@ class Intake:
                 raise InvalidRequest(
                     f"token ids are 0 to {self._vocab_size - 1}, not {wrong}", name
                 )
+        self._check_options(request)
         num_prompt = len(request.prompt_ids)
         if num_prompt >= max_context:
             raise ContextTooLong(
@@ -55,6 +56,18 @@ class Intake:
             raise ContextTooLong(
                 f"prompt and committed output exceed {max_context} tokens", "output_ids"
             )
+
+    def _check_options(self, request: GenerationRequest) -> None:
+        stops, options = request.params.stop_token_ids, request.options
+        wrong = next((token for token in stops if token >= self._vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"stop_token_ids: token ids are 0 to {self._vocab_size - 1}, not {wrong}",
+                "stop_token_ids",
+            )
+        options.check_ids(self._vocab_size)
+        end_ids = self._ends.eos_token_ids | frozenset(stops)
+        options.check_ends(request.params.max_tokens, end_ids, self._vocab_size)
 
     def submit(self, request: GenerationRequest, emit: Emit) -> int:
         """Let a request in; returns its key."""

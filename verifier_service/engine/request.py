@@ -18,6 +18,7 @@ import torch
 
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from verifier_service.engine.tally import Tally
+from verifier_service.sampling.history import History
 
 Emit = Callable[[TokenRun], None]
 
@@ -55,6 +56,7 @@ class RunningRequest:
         self._max_len = min(ends.max_context, len(request.prompt_ids) + request.params.max_tokens)
         model_ends = frozenset[int]() if request.params.ignore_eos else ends.eos_token_ids
         self._stop_ids = model_ends | frozenset(request.params.stop_token_ids)
+        self.history = _history_of(request, self.tokens, ends)
         self._slots = torch.empty(0, dtype=torch.int64)
         self._num_slots = 0
         self._run_len = 0
@@ -144,3 +146,12 @@ class RunningRequest:
         """Forget where KV lay: the state in which a request with committed output arrives."""
         self.computed_len = 0
         self.withdraw(0)
+
+
+def _history_of(request: GenerationRequest, tokens: Sequence[int], ends: Ends) -> History | None:
+    """What logit options look at; None for requests without any."""
+    if request.options.changes_nothing:
+        return None
+    # min_tokens holds EOS back whether or not it would end the text, as in vLLM.
+    end_ids = ends.eos_token_ids | frozenset(request.params.stop_token_ids)
+    return History(request.options, tokens, len(request.prompt_ids), end_ids)

@@ -5,27 +5,31 @@ position. Invariant: a choice is a function of (the row's logits, params, positi
 neighbours, drafts and batch shape never enter. `reference` states the same in plain loops.
 
 Greedy rows share one argmax. Sampled rows go one by one: 49k float64 values stay in cache, and
-the walk asks for few (one a request and depth).
+the walk asks for few (one a request and depth). Noise is made for survivors only, as far as they
+are found without ranking the vocabulary.
 
 Shapes: N rows asked for, V vocabulary, C ids with noise.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
 from protos.params import SamplingParams
+from verifier_service.sampling.history import Past
 from verifier_service.sampling.processors import (
     is_in_nucleus,
+    narrow_nucleus,
     scaled_scores,
     score_floor,
     survivors,
 )
 from verifier_service.sampling.rejection import Proposal, choose_by_rejection
+from verifier_service.sampling.shaping import shape_logits
 
 NUCLEUS_TRIES: Final = 12
 """Winners outside the nucleus before it is ranked; with top_p 0.9 a second one is rare."""
@@ -36,19 +40,40 @@ class ChoiceRow:
     """A row of the step's logits, and what decides the token drawn from it.
 
     position: absolute index of the token being chosen, prompt included. proposal: looked at for
-    requests that use rejection only.
+    requests that use rejection only. past: for requests with logit options only.
     """
 
     row: int
     params: SamplingParams
     position: int
     proposal: Proposal | None = None
+    past: Past | None = None
+
+
+Choose = Callable[[torch.Tensor, Sequence[ChoiceRow]], list[int | None]]
 
 
 def choose(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
     """The chosen id per asked row of logits [*, V]; None where the best score is not finite."""
     with _one_thread():
-        return _choose(logits, rows)
+        return choose_shaped(_choose, logits, rows)
+
+
+def choose_shaped(
+    choose_plain: Choose, logits: torch.Tensor, rows: Sequence[ChoiceRow]
+) -> list[int | None]:
+    """`choose_plain` of all rows, those with logit options after these were applied."""
+    shaped = [index for index, row in enumerate(rows) if row.past is not None]
+    if not shaped:
+        return choose_plain(logits, rows)
+    asked = [rows[index] for index in shaped]
+    pasts = [row.past for row in asked if row.past is not None]
+    own = shape_logits(logits, [r.row for r in asked], pasts, [r.position for r in asked])
+    moved = [replace(row, row=place, past=None) for place, row in enumerate(asked)]
+    chosen = dict(zip(shaped, choose_plain(own, moved), strict=True))
+    plain = [index for index, row in enumerate(rows) if row.past is None]
+    chosen |= zip(plain, choose_plain(logits, [rows[index] for index in plain]), strict=True)
+    return [chosen[index] for index in range(len(rows))]
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
@@ -93,7 +118,8 @@ def _sample(logits_V: torch.Tensor, row: ChoiceRow) -> int | None:
     if not torch.isfinite(scores_V.max()):
         return None
     floor = score_floor(scores_V, params)
-    if floor is None:
+    found = None if floor is not None else narrow_nucleus(scores_V, params)
+    if floor is None and found is None:
         ids = torch.arange(scores_V.shape[0], device=scores_V.device)
         total_V = scores_V.to(torch.float64) + _noise(row, ids)
         if params.top_p >= 1.0:
@@ -101,7 +127,7 @@ def _sample(logits_V: torch.Tensor, row: ChoiceRow) -> int | None:
         token = _best_in_nucleus(scores_V, total_V, params.top_p)
         if token is not None:
             return token
-    ids = survivors(scores_V, params, floor)
+    ids = survivors(scores_V, params, floor) if found is None else found
     total_C = scores_V[ids].to(torch.float64) + _noise(row, ids)
     return int(ids[total_C == total_C.max()].min())
 

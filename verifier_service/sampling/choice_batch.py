@@ -18,7 +18,7 @@ import torch
 from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
 from protos.params import SamplingParams
 from verifier_service.device import ship
-from verifier_service.sampling.choice import ChoiceRow
+from verifier_service.sampling.choice import ChoiceRow, choose_shaped
 from verifier_service.sampling.rejection import choose_by_rejection
 
 _MAX_ELEMENTS: Final = 2**24
@@ -44,6 +44,10 @@ class _Batch:
 
 def choose_batch(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
     """The chosen id per asked row of logits [*, V]; None where the best score is not finite."""
+    return choose_shaped(_choose_batch, logits, rows)
+
+
+def _choose_batch(logits: torch.Tensor, rows: Sequence[ChoiceRow]) -> list[int | None]:
     vocab_size = logits.shape[1]
     groups: tuple[list[int], ...] = ([], [], [])
     for index, row in enumerate(rows):

@@ -4,11 +4,50 @@ Slow on purpose. Tests and rare checks use it; serving never does.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from protos.noise import Purpose, noise_bits
+from protos.options import LogitOptions
 from protos.params import SamplingParams
+
+_FLOAT32: Final = torch.float32
+
+
+def shaped_reference(
+    logits_V: torch.Tensor,
+    options: LogitOptions,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    end_ids: Sequence[int],
+) -> torch.Tensor:
+    """A row after its request's options, float32 [V]; output: everything said before this row."""
+    shaped: list[float] = []
+    for token, logit in enumerate(logits_V.to(_FLOAT32).tolist()):
+        value = logit
+        if options.allowed_token_ids and token not in options.allowed_token_ids:
+            value = -math.inf
+        if len(output) < options.min_tokens and token in end_ids:
+            value = -math.inf
+        for biased, bias in options.logit_bias:
+            if biased == token:
+                value = _round(value + _round(bias))
+        if token in prompt or token in output:
+            repetition = _round(options.repetition_penalty)
+            value = _round(value / repetition if value > 0.0 else value * repetition)
+            spent = _round(_round(options.frequency_penalty) * list(output).count(token))
+            value = _round(value - spent)
+        if token in output:
+            value = _round(value - _round(options.presence_penalty))
+        shaped.append(value)
+    return torch.tensor(shaped, dtype=_FLOAT32)
+
+
+def _round(value: float) -> float:
+    """The nearest float32."""
+    return float(torch.tensor(value, dtype=_FLOAT32))
 
 
 def survivors_reference(logits_V: torch.Tensor, params: SamplingParams) -> list[int]:

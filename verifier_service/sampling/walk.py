@@ -13,6 +13,7 @@ from protos.params import SamplingParams
 from protos.sparse import SparseQ
 from protos.tree import CandidateTree
 from verifier_service.sampling.choice import ChoiceRow
+from verifier_service.sampling.history import History, Past
 from verifier_service.sampling.rejection import Proposal
 
 Chooser = Callable[[Sequence[ChoiceRow]], list[int | None]]
@@ -23,7 +24,8 @@ class WalkStart:
     """A tree to walk: its anchor's row of logits (draft node n stands at first_row + n).
 
     base_len: committed tokens, anchor included; the anchor's choice is for this position.
-    q: what each token of a chain was sampled from, for requests that use rejection.
+    q: what each token of a chain was sampled from, for requests that use rejection. history: of
+    requests with logit options.
     """
 
     tree: CandidateTree
@@ -31,12 +33,22 @@ class WalkStart:
     params: SamplingParams
     base_len: int
     q: tuple[SparseQ, ...] = ()
+    history: History | None = None
 
     def row(self, node: int, depth: int) -> ChoiceRow:
         """What is asked at a node that stands `depth` below the anchor."""
         # q comes with chains only, whose node d is the one below node d - 1.
         tested = Proposal(self.tree.tokens[depth], self.q[depth]) if depth < len(self.q) else None
-        return ChoiceRow(self.first_row + node, self.params, self.base_len + depth, tested)
+        past = None if self.history is None else Past(self.history, self._path(node))
+        return ChoiceRow(self.first_row + node, self.params, self.base_len + depth, tested, past)
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        """The tokens from the anchor's child down to a node; none for the anchor."""
+        path: list[int] = []
+        while node:
+            path.append(self.tree.tokens[node - 1])
+            node = self.tree.parents[node - 1]
+        return tuple(reversed(path))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from protos.generation import (
     TokenRun,
 )
 from protos.limits import Limits
+from protos.options import LogitOptions
 from protos.params import SEED_MAX, SEED_MIN, Acceptance, SamplingParams
 from protos.sparse import SparseQ
 from protos.tree import CandidateTree, chain
@@ -205,6 +206,19 @@ def loads() -> st.SearchStrategy[DrafterLoad]:
     return st.builds(DrafterLoad, counts, counts, seconds, seconds, counts)
 
 
+def logit_options() -> st.SearchStrategy[LogitOptions]:
+    biases = st.dictionaries(tokens, st.floats(-100, 100), max_size=4)
+    return st.builds(
+        LogitOptions,
+        allowed_token_ids=st.lists(tokens, max_size=4).map(tuple),
+        min_tokens=counts,
+        logit_bias=biases.map(lambda given: tuple(given.items())),
+        repetition_penalty=st.floats(0.01, 100),
+        frequency_penalty=st.floats(-2, 2),
+        presence_penalty=st.floats(-2, 2),
+    )
+
+
 def generation_requests() -> st.SearchStrategy[GenerationRequest]:
     speculation = st.builds(
         Speculation,
@@ -219,6 +233,7 @@ def generation_requests() -> st.SearchStrategy[GenerationRequest]:
         params=params(),
         output_ids=st.lists(tokens, max_size=12).map(tuple),
         speculation=speculation,
+        options=st.just(LogitOptions()) | logit_options(),
     )
 
 
