@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from drafter_service.training.cli import main
-from drafter_service.training.eagle3_settings import Eagle3Settings
+from drafter_service.training.recipe import RECIPES, family_of
 from drafter_service.training.run import Run
-from drafter_service.training.settings import load_settings
+from drafter_service.training.settings import TrainSettings, load_settings
 from protos.errors import ConfigError
 from tests.tiny_training import tiny_training
 
@@ -84,8 +84,20 @@ def config(tmp_path_factory):
     return path
 
 
-def settings_of(config, run, *changes: str) -> Eagle3Settings:
-    return load_settings(config, Eagle3Settings, [f"run={run}", *changes])
+SHAPE = "num_heads: 4, num_kv_heads: 2, intermediate_size: 48"
+BLOCK = f"aux_layers: [0, 1, 2], num_layers: 1, block_size: 4, head_dim: 8, mask_id: 1, {SHAPE}"
+KINDS = {
+    "eagle": [f"head={{{SHAPE}}}", "loss_vocab_size=32"],
+    "eagle3": [],
+    "dflash": [f"head={{{BLOCK}}}", "loss_vocab_size=32", "anchors_per_update=32"],
+    "dspark": [f"head={{{BLOCK}, markov_rank: 4}}", "loss_vocab_size=32"],
+}
+"""What the tiny training changes for each family."""
+
+
+def settings_of(config, run, *changes: str, kind: str = "eagle3") -> TrainSettings:
+    changes = (f"run={run}", *KINDS[kind], *changes)
+    return load_settings(config, family_of(kind).settings_type, changes)
 
 
 def update_losses(run) -> list[float]:
@@ -97,15 +109,19 @@ def quiet(_line: str) -> None:
     pass
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_workers_give_the_losses_and_weights_of_one(config, tmp_path, count):
-    def work(member: Member) -> None:
-        run = Run("eagle3", settings_of(config, tmp_path / "many", "epochs=4"), quiet, member)
+def test_every_family_is_tried_here():
+    assert set(KINDS) == set(RECIPES)
+
+
+@pytest.mark.parametrize(("kind", "count"), [*((kind, 2) for kind in KINDS), ("eagle3", 3)])
+def test_workers_give_the_losses_and_weights_of_one(config, tmp_path, kind, count):
+    def run_of(name: str, member: Member | None = None) -> None:
+        settings = settings_of(config, tmp_path / name, "epochs=4", kind=kind)
+        run = Run(kind, settings, quiet, member)
         run.train(run.start())
 
-    run_together(count, work)
-    alone = Run("eagle3", settings_of(config, tmp_path / "one", "epochs=4"), quiet)
-    alone.train(alone.start())
+    run_together(count, lambda member: run_of("many", member))
+    run_of("one")
     expected = update_losses(tmp_path / "one")
     assert len(expected) >= 8
     assert update_losses(tmp_path / "many") == pytest.approx(expected, rel=1e-4)
