@@ -1,10 +1,8 @@
 """The noise that decides sampled tokens: a 64-bit counter hash, equal on every device.
 
-`noise_bits(seed, purpose, position, token_id)` in integer arithmetic: the first three are mixed
-into a 64-bit key (three rounds of the splitmix64 finaliser), the token id advances a splitmix64
-stream from that key. Gumbel noise in float64 from 53 of the bits: u = ((bits >> 11) + 0.5) * 2^-53
-is never 0, and 1 only where all 53 bits are set, because 2^53 - 0.5 rounds up in float64; that
-one value is taken as the largest below 1, so the noise is always finite (design 4).
+The hash is `counter`'s. Gumbel noise in float64 from 53 of its bits: u = ((bits >> 11) + 0.5) *
+2^-53 is never 0, and 1 only where all 53 bits are set, because 2^53 - 0.5 rounds up in float64;
+that one value is taken as the largest below 1, so the noise is always finite (design 4).
 
 The plain-integer form is the definition; the tensor form must agree bit for bit (tested). torch's
 int64 shift is arithmetic, so every right shift is masked; products wrap as in two's complement.
@@ -12,56 +10,31 @@ This is the one file of `protos` that needs torch; the ingress never imports it.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import Final
 
 import torch
 
-_MASK: Final = (1 << 64) - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_MIX_A: Final = 0xBF58476D1CE4E5B9
-_MIX_B: Final = 0x94D049BB133111EB
+from protos.counter import (
+    GOLDEN,
+    MIX_A,
+    MIX_B,
+    Purpose,
+    derived_seed,
+    noise_bits,
+    noise_key,
+    signed,
+)
 
-
-class Purpose(IntEnum):
-    """What a draw is for; one purpose never shares bits with another."""
-
-    CHOICE = 0
-    DRAFT = 1
-    COIN = 2
-    RESIDUAL = 3
-    BONUS = 4
-    SEED = 5
-
-
-def _mix(x: int) -> int:
-    """splitmix64's finaliser on an unsigned 64-bit integer."""
-    x = ((x ^ (x >> 30)) * _MIX_A) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_B) & _MASK
-    return x ^ (x >> 31)
-
-
-def noise_key(seed: int, purpose: Purpose, position: int) -> int:
-    """The unsigned 64-bit key of one (seed, purpose, position)."""
-    key = _mix((seed + _GOLDEN) & _MASK)
-    key = _mix((key ^ _mix((int(purpose) + 1) * _GOLDEN & _MASK)) & _MASK)
-    return _mix((key + (position + 1) * _GOLDEN) & _MASK)
-
-
-def noise_bits(seed: int, purpose: Purpose, position: int, token_id: int) -> int:
-    """64 random bits (unsigned) for one token at one position."""
-    return _mix((noise_key(seed, purpose, position) + (token_id + 1) * _GOLDEN) & _MASK)
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request: the seed itself for 0, else a hash; signed."""
-    if index == 0:
-        return seed
-    return _signed(noise_bits(seed, Purpose.SEED, index, 0))
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >= 1 << 63 else x
+__all__ = [
+    "Purpose",
+    "derived_seed",
+    "draw",
+    "gumbel",
+    "gumbel_from_bits",
+    "noise_bits",
+    "noise_bits_tensor",
+    "noise_key",
+    "uniform",
+]
 
 
 def _shift_right(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -70,14 +43,14 @@ def _shift_right(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_A)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_B)
+    x = (x ^ _shift_right(x, 30)) * signed(MIX_A)
+    x = (x ^ _shift_right(x, 27)) * signed(MIX_B)
     return x ^ _shift_right(x, 31)
 
 
 def noise_bits_tensor(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """`noise_bits` for int64 keys and ids that broadcast together; bits as signed int64."""
-    return _mix_tensor(keys + (token_ids + 1) * _signed(_GOLDEN))
+    return _mix_tensor(keys + (token_ids + 1) * signed(GOLDEN))
 
 
 def gumbel_from_bits(bits: torch.Tensor) -> torch.Tensor:
@@ -92,7 +65,7 @@ def gumbel(
 ) -> torch.Tensor:
     """Gumbel noise, float64 [P, N], for int64 positions [P] and token ids [N] or [P, N]."""
     keys = torch.tensor(
-        [_signed(noise_key(seed, purpose, p)) for p in positions.tolist()],
+        [signed(noise_key(seed, purpose, p)) for p in positions.tolist()],
         dtype=torch.int64,
         device=token_ids.device,
     )
