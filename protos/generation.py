@@ -6,10 +6,15 @@ preemption, failover and replay are that one entrance (design, law 6).
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
+from protos.errors import InvalidRequest
 from protos.exchange import Plan
 from protos.options import LogitOptions
 from protos.params import SamplingParams
+
+MAX_LOGPROBS: Final = 20
+"""Best ids that may be reported beside a token."""
 
 
 class SpeculationMode(StrEnum):
@@ -32,7 +37,12 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request to a verifier. prompt_ids must not be empty."""
+    """One request to a verifier. prompt_ids must not be empty.
+
+    num_logprobs: best ids to report beside each output token, 0 for the token alone, None for no
+    log probabilities. num_prompt_logprobs: the same for the prompt; a request that arrives with
+    output has had them.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -40,6 +50,14 @@ class GenerationRequest:
     output_ids: tuple[int, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)
     options: LogitOptions = field(default_factory=LogitOptions)
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise InvalidRequest(f"{name} must be 0 to {MAX_LOGPROBS}, not {count}", name)
 
 
 class FinishReason(StrEnum):
@@ -75,11 +93,20 @@ class RunCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """log p of one token under the target's raw distribution, and the best ids, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRun:
     """Tokens of one request committed by one step, in order.
 
     finish_reason is set on the last run only. stop_token_id: the id that ended it, if one did.
-    num_accepted: how many of `ids` were drafted.
+    num_accepted: how many of `ids` were drafted. logprobs: one per id when asked for.
+    prompt_logprobs: of the prompt's tokens from the second on, with the first run, when asked for.
     """
 
     request_id: str
@@ -89,6 +116,8 @@ class TokenRun:
     stop_token_id: int | None = None
     counts: RunCounts | None = None
     error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

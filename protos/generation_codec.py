@@ -20,6 +20,7 @@ from protos.generation import (
     TokenRun,
 )
 from protos.limits import MAX_LAYERS, MAX_TEXT, Limits, check_count, check_ids, check_text
+from protos.logprobs_codec import decode_logprobs, encode_logprobs
 from protos.options_codec import decode_options, encode_options
 from protos.params import SamplingParams
 from protos.parts_codec import (
@@ -63,6 +64,8 @@ def encode_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
             plan=None if speculation.plan is None else encode_plan(speculation.plan),
         ),
         options=encode_options(request.options),
+        num_logprobs=request.num_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs,
     )
 
 
@@ -82,6 +85,10 @@ def decode_generation_request(message: pb.GenerateRequest, limits: Limits) -> Ge
         output_ids=_ids("output_ids", message.output_ids, limits),
         speculation=_decode_speculation(message, limits),
         options=decode_options(message, limits),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs
+        if message.HasField("num_prompt_logprobs")
+        else None,
     )
 
 
@@ -96,6 +103,8 @@ def encode_token_run(run: TokenRun) -> pb.GenerateResponse:
         stop_token_id=run.stop_token_id,
         counts=None if run.counts is None else _encode_counts(run.counts),
         error=run.error[:MAX_TEXT],
+        logprobs=encode_logprobs(run.logprobs),
+        prompt_logprobs=encode_logprobs(run.prompt_logprobs),
     )
 
 
@@ -104,6 +113,9 @@ def decode_token_run(message: pb.GenerateResponse, request_id: str, limits: Limi
     check_count("ids of one step", len(message.ids), limits.max_tokens_per_work)
     if message.num_accepted > len(message.ids):
         raise ProtocolError(f"{message.num_accepted} accepted of {len(message.ids)} ids")
+    if len(message.logprobs) not in (0, len(message.ids)):
+        raise ProtocolError(f"{len(message.logprobs)} log probabilities for {len(message.ids)} ids")
+    check_count("prompt log probabilities", len(message.prompt_logprobs), limits.max_context)
     reason = None
     if message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
         reason = known(_REASON_OF, "finish reason", message.finish_reason)
@@ -115,6 +127,8 @@ def decode_token_run(message: pb.GenerateResponse, request_id: str, limits: Limi
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         counts=_decode_counts(message.counts, limits) if message.HasField("counts") else None,
         error=check_text("error", message.error),
+        logprobs=decode_logprobs(message.logprobs, limits),
+        prompt_logprobs=decode_logprobs(message.prompt_logprobs, limits),
     )
 
 

@@ -99,7 +99,7 @@ def build_batch(shares: Sequence[Share], merged: dict[int, MergedDraft]) -> Batc
         if share.commits:
             walk = WalkStart(
                 draft.tree,
-                num_logits,
+                num_logits + span.num_logits - 1 - draft.tree.num_nodes,
                 request.request.params,
                 request.known_len,
                 draft.q,
@@ -116,15 +116,32 @@ def _span(share: Share, tree: CandidateTree) -> Span:
     request, start = share.request, share.request.computed_len
     ids = (*request.tokens[start : start + share.num_rows], *tree.tokens)
     end = start + len(ids)
+    num_logits = 1 + tree.num_nodes if share.commits else 0
+    if request.wants_prompt_logits:
+        num_logits = len(ids)
     return Span(
         key=request.key,
         token_ids=ids,
         start=start,
         slots=request.slots(end),
         parents=None if tree.is_chain else (-1, *tree.parents),
-        num_logits=1 + tree.num_nodes if share.commits else 0,
+        num_logits=num_logits,
         first_slot=request.first_slot(end),
     )
+
+
+def read_logprobs(logits: torch.Tensor, batch: Batch, ends: Sequence[WalkEnd | None]) -> None:
+    """Requests that report log probabilities read their rows of the step's logits."""
+    first_row = 0
+    parts = zip(batch.shares, batch.spans, batch.walks, ends, strict=True)
+    for share, span, start, end in parts:
+        report = share.request.report
+        if report is not None:
+            if report.wants_prompt:
+                report.read_prompt(logits, first_row, span.start, span.num_rows)
+            if start is not None and end is not None:
+                report.read_path(logits, start, end)
+        first_row += span.num_logits
 
 
 def moves(request: RunningRequest, end: WalkEnd) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -14,7 +14,7 @@ import torch
 
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from verifier_service.engine.asking import Answers, Asking
-from verifier_service.engine.batch import Batch, MergedDraft, build_batch, moves
+from verifier_service.engine.batch import Batch, MergedDraft, build_batch, moves, read_logprobs
 from verifier_service.engine.intake import Intake
 from verifier_service.engine.page_pool import PagePool
 from verifier_service.engine.ports import Drafting, Planner, RoundOutcome
@@ -182,7 +182,8 @@ class Engine:
             logits = self._target.forward(batch.spans)
             starts = [start for start in batch.walks if start is not None]
             walked = iter(walk(starts, chooser_of(logits, starts)))
-        ends = [None if start is None else next(walked) for start in batch.walks]
+            ends = [None if start is None else next(walked) for start in batch.walks]
+            read_logprobs(logits, batch, ends)
         return ends, time.perf_counter() - began
 
     def _commit(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from protos.generation import FinishReason, GenerationRequest, TokenRun
+from verifier_service.engine.logprobs import report_of
 from verifier_service.engine.tally import Tally
 from verifier_service.sampling.history import History
 
@@ -48,7 +49,8 @@ class RunningRequest:
     ) -> None:
         self.key = key
         self.request = request
-        self.emit = emit
+        self.report = report_of(request)
+        self.emit = emit if self.report is None else self.report.completing(emit)
         self.tokens = [*request.prompt_ids, *request.output_ids]
         self.computed_len = 0
         self.is_cancelled = False
@@ -70,6 +72,11 @@ class RunningRequest:
     def extend_len(self) -> int:
         """Committed tokens whose KV is not written yet, at least 1."""
         return self.known_len - self.computed_len
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """True while every row of the prompt must be computed and give logits."""
+        return self.report is not None and self.report.wants_prompt
 
     @property
     def is_decoding(self) -> bool:

@@ -45,6 +45,15 @@ def shaped_reference(
     return torch.tensor(shaped, dtype=_FLOAT32)
 
 
+def logprobs_reference(
+    logits_V: torch.Tensor, token: int, num_top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """log p of a token in the raw distribution of one row, and the best ids with theirs."""
+    values = torch.log_softmax(logits_V.to(_FLOAT32), dim=-1).tolist()
+    ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    return values[token], [(i, values[i]) for i in ranked[:num_top]]
+
+
 def _round(value: float) -> float:
     """The nearest float32."""
     return float(torch.tensor(value, dtype=_FLOAT32))

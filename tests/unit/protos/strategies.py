@@ -23,6 +23,7 @@ from protos.generation import (
     Speculation,
     SpeculationMode,
     TargetDescription,
+    TokenLogprobs,
     TokenRun,
 )
 from protos.limits import Limits
@@ -234,7 +235,16 @@ def generation_requests() -> st.SearchStrategy[GenerationRequest]:
         output_ids=st.lists(tokens, max_size=12).map(tuple),
         speculation=speculation,
         options=st.just(LogitOptions()) | logit_options(),
+        num_logprobs=st.none() | st.integers(0, 20),
+        num_prompt_logprobs=st.none() | st.integers(0, 20),
     )
+
+
+def logprobs(most: int, least: int = 0) -> st.SearchStrategy[tuple[TokenLogprobs, ...]]:
+    values = st.floats(max_value=0, width=32)
+    top = st.lists(st.tuples(tokens, values), max_size=3).map(tuple)
+    each = st.builds(TokenLogprobs, values, top)
+    return st.lists(each, min_size=least, max_size=most).map(tuple)
 
 
 @st.composite
@@ -263,6 +273,8 @@ def token_runs(draw: st.DrawFn) -> TokenRun:
         stop_token_id=draw(st.none() | tokens),
         counts=draw(st.none() | run_counts),
         error=draw(texts),
+        logprobs=draw(st.just(()) | logprobs(len(ids), len(ids))),
+        prompt_logprobs=draw(logprobs(4)),
     )
 
 
