@@ -6,8 +6,9 @@ Pure: knows neither HTTP nor Ray. The engine counts what it computed; this count
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from cluster.http.logprobs import ShownToken, TokenWriter
 from cluster.http.text import TextStream
 from protos.errors import PeerUnavailable
 from protos.generation import FinishReason, RunCounts, TokenRun
@@ -15,13 +16,25 @@ from protos.generation import FinishReason, RunCounts, TokenRun
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one run added. finish: OpenAI's finish_reason, on the last delta only."""
+    """What one run added. finish: OpenAI's finish_reason, on the last delta only.
+
+    tokens: with their log probabilities, when asked for; an echoed prompt's come first.
+    """
 
     index: int
     text: str
     ids: tuple[int, ...]
     finish: str | None = None
     stop_reason: str | int | None = None
+    tokens: tuple[ShownToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that is shown before its answer."""
+
+    text: str
+    ids: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -44,7 +57,7 @@ class Tally:
     total_s: float = 0.0
 
     def add(self, other: "Tally") -> None:
-        """Sum in another answer of the same call; the prompt of each counts."""
+        """Sum in another answer of the same call; choices of one prompt count it once."""
         for name in self.__slots__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):
@@ -61,19 +74,27 @@ class Tally:
 
 
 class Answer:
-    """The state of one answer. After `done` no run is taken."""
+    """The state of one answer. After `done` no run is taken.
+
+    writer: shows log probabilities. echo: shown with the first delta. num_prompt: counted as this
+    answer's own.
+    """
 
     def __init__(
         self,
         index: int,
         num_prompt: int,
         stream: TextStream,
+        writer: TokenWriter | None = None,
+        echo: Echo | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.index = index
         self.tally = Tally(num_prompt=num_prompt)
         self.finish: str | None = None
         self._stream = stream
+        self._writer = writer
+        self._echo = echo
         self._clock = clock
         self._start = clock()
 
@@ -99,16 +120,35 @@ class Answer:
             tail = self._stream.finish()
             text, stop = text + tail.text, tail.stop
         self._count(run, len(used))
+        delta = self._opened(Delta(self.index, text, used, tokens=self._shown(run, used)))
         if stop is not None:
-            return self._end(text, used, "stop", stop)
+            return self._end(delta, "stop", stop)
         if run.finish_reason is None:
-            return Delta(self.index, text, used)
-        return self._end(text, used, run.finish_reason.value, run.stop_token_id)
+            return delta
+        return self._end(delta, run.finish_reason.value, run.stop_token_id)
 
-    def _end(self, text: str, ids: tuple[int, ...], finish: str, reason: str | int | None) -> Delta:
+    def _opened(self, delta: Delta) -> Delta:
+        """The first delta begins with the echoed prompt."""
+        echo, self._echo = self._echo, None
+        return delta if echo is None else replace(delta, text=echo.text + delta.text)
+
+    def _shown(self, run: TokenRun, used: tuple[int, ...]) -> tuple[ShownToken, ...]:
+        if self._writer is None:
+            return ()
+        given = run.logprobs[: len(used)]
+        if len(given) != len(used):
+            raise PeerUnavailable("the verifier left out log probabilities")
+        if self._echo is None:
+            return self._writer.write(used, given)
+        if len(run.prompt_logprobs) != len(self._echo.ids) - 1:
+            raise PeerUnavailable("the verifier left out log probabilities of the prompt")
+        before = (None, *run.prompt_logprobs)
+        return self._writer.write((*self._echo.ids, *used), (*before, *given))
+
+    def _end(self, delta: Delta, finish: str, reason: str | int | None) -> Delta:
         self.finish = finish
         self.tally.total_s = self._clock() - self._start
-        return Delta(self.index, text, ids, finish, reason)
+        return replace(delta, finish=finish, stop_reason=reason)
 
     def _count(self, run: TokenRun, num_used: int) -> None:
         tally = self.tally

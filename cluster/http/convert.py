@@ -6,12 +6,23 @@ Pure. Knows no tokenizer and no verifier; their facts come as arguments.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cluster.http.limits import Limits
 from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationRequest
 from protos.errors import InvalidRequest
 from protos.exchange import STATIC_PLAN, Plan, PlanKind
 from protos.generation import Speculation, SpeculationMode
 from protos.options import LogitOptions
 from protos.params import Acceptance, SamplingParams
+
+
+def check_choices(num_choices: int, num_prompts: int, limits: Limits) -> None:
+    """Raise InvalidRequest naming `n` where a call asks for too many answers."""
+    if num_choices * num_prompts > limits.max_choices:
+        raise InvalidRequest(
+            f"n times the number of prompts must be at most {limits.max_choices}, "
+            f"not {num_choices * num_prompts}",
+            "n",
+        )
 
 
 def check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:

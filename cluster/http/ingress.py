@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -21,11 +21,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cluster.http import convert, metrics, openai, replies
-from cluster.http.answers import Answer, Delta, Tally
+from cluster.http.answers import Answer, Delta, Echo, Tally
 from cluster.http.auth import check_key
 from cluster.http.call import Call, EventStream
 from cluster.http.limits import Gate, Limits, read_body
+from cluster.http.logprobs import TokenWriter
 from cluster.http.text import ModelText, TextStream
+from protos.counter import derived_seed
 from protos.errors import ContextTooLong, InvalidRequest, OutriderError, UnknownModel
 from protos.generation import GenerationRequest, TokenRun
 
@@ -173,7 +175,8 @@ class Front:
         param: str,
         reply_id: str,
     ) -> list[GenerationRequest]:
-        """One generation per prompt, everything checked."""
+        """`n` generations per prompt, everything checked; choices of a prompt stand together."""
+        convert.check_choices(asked.n or 1, len(prompts), self._settings.limits)
         served = self._backend.served()
         speculation = convert.speculation_of(asked.speculation, served.drafters)
         convert.check_acceptance(asked.acceptance, speculation, served.drafters_with_q)
@@ -181,7 +184,7 @@ class Front:
         options = convert.options_of(asked, self._text.defaults, served.vocab_size)
         seed = secrets.randbits(64) - 2**63
         requests: list[GenerationRequest] = []
-        for index, ids in enumerate(prompts):
+        for ids in prompts:
             convert.check_ids(ids, min(served.vocab_size, self._text.vocab_size), param)
             room = served.max_context - len(ids)
             if not ids:
@@ -200,8 +203,18 @@ class Front:
                 seed=seed,
             )
             convert.check_min_tokens(options, params)
-            name = f"{reply_id}-{index}"
-            requests.append(GenerationRequest(name, ids, params, (), speculation, options))
+            for choice in range(asked.n or 1):
+                requests.append(
+                    GenerationRequest(
+                        request_id=f"{reply_id}-{len(requests)}",
+                        prompt_ids=ids,
+                        params=replace(params, seed=derived_seed(params.seed, choice)),
+                        speculation=speculation,
+                        options=options,
+                        num_logprobs=asked.num_logprobs,
+                        num_prompt_logprobs=asked.num_prompt_logprobs,
+                    )
+                )
         return requests
 
     async def _answer(
@@ -222,6 +235,7 @@ class Front:
             fingerprint=self._backend.served().fingerprint,
             return_ids=bool(asked.return_token_ids),
             include_usage=asked.include_usage,
+            has_logprobs=asked.num_logprobs is not None,
             acceptance=asked.acceptance,
         )
         call = self._call(asked, requests)
@@ -243,12 +257,15 @@ class Front:
         answers = [
             Answer(
                 index,
-                len(request.prompt_ids),
+                # The choices of one prompt count it once.
+                0 if index % (asked.n or 1) else len(request.prompt_ids),
                 TextStream(
                     self._text.decode,
                     asked.stop or (),
                     include_stop=bool(asked.include_stop_str_in_output),
                 ),
+                TokenWriter(self._text.bytes_of) if asked.num_logprobs is not None else None,
+                self._echo(request.prompt_ids) if asked.echo else None,
             )
             for index, request in enumerate(requests)
         ]
@@ -265,6 +282,9 @@ class Front:
 
         return Call(answers, runs, ended)
 
+    def _echo(self, prompt_ids: tuple[int, ...]) -> Echo:
+        return Echo(self._text.decode(prompt_ids), prompt_ids)
+
     async def _events(self, head: replies.Head, call: Call) -> AsyncGenerator[bytes, None]:
         """The stream's bytes. An error becomes one event, then the end."""
         seen: set[int] = set()
@@ -272,7 +292,7 @@ class Front:
             async for delta in call.deltas():
                 is_first = delta.index not in seen
                 seen.add(delta.index)
-                if is_first or delta.text or delta.finish or head.return_ids:
+                if is_first or delta.text or delta.finish or delta.tokens or head.return_ids:
                     yield replies.chunk(head, delta, first=is_first)
             if head.include_usage:
                 yield replies.usage_chunk(head, call.tally())

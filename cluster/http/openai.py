@@ -13,20 +13,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cluster.http.limits import Limits
 from protos.errors import InvalidRequest
+from protos.generation import MAX_LOGPROBS
 from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
 from protos.params import MAX_STOP_TOKEN_IDS
 
 MAX_STOPS: Final = 16
 MAX_STOP_LEN: Final = 256
+MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 2048
 _MAX_MESSAGE: Final = 300
 
 REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
     "top_logprobs": (),
     "prompt_logprobs": (0,),
     "length_penalty": (1, 1.0),
@@ -67,6 +67,7 @@ def _as_list(value: object) -> object:
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Shape = Annotated[int, Field(ge=1, le=256)]
 AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 
@@ -126,6 +127,7 @@ class _Generation(BaseModel):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     stream: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -164,6 +166,19 @@ class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
     prompt: Any = None
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Best ids to show beside each token, None for no log probabilities."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens, which are shown when they are echoed."""
+        return self.logprobs if self.echo else None
 
     def prompts(self, limits: Limits) -> tuple[str | tuple[int, ...], ...]:
         """The prompts, each text or token ids.
@@ -178,6 +193,23 @@ class ChatRequest(_Generation):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Best ids to show beside each token, None for no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """A chat's prompt is never shown."""
+        return None
+
+    @property
+    def echo(self) -> bool:
+        """A chat's prompt is never shown."""
+        return False
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -204,7 +236,12 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     except ValidationError as error:
         raise _first_error(error) from None
     _refuse_unsupported(request.model_extra or {}, "")
-    if isinstance(request, ChatRequest):
+    if isinstance(request, CompletionRequest):
+        if request.best_of not in (None, request.n or 1):
+            raise InvalidRequest("best_of must equal n: all choices are returned", "best_of")
+    elif isinstance(request, ChatRequest):
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         for index, message in enumerate(request.messages):
             _refuse_message_extras(message.model_extra or {}, f"messages[{index}].")
     if request.stream_options is not None and not request.stream:

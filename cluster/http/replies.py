@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from cluster.http.answers import Delta, Tally
 from cluster.http.limits import BodyTooLarge
+from cluster.http.logprobs import logprobs_json
 from protos.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -50,6 +51,7 @@ class Head:
     fingerprint: str
     return_ids: bool = False
     include_usage: bool = False
+    has_logprobs: bool = False
     acceptance: str | None = None
 
     def fields(self, *, chunk: bool) -> Json:
@@ -122,7 +124,8 @@ def chunk(head: Head, delta: Delta, *, first: bool) -> bytes:
         choice["delta"] = content
     else:
         choice["text"] = delta.text
-    choice |= {"logprobs": None, "finish_reason": delta.finish}
+    shown = logprobs_json(head.kind, delta.tokens) if head.has_logprobs else None
+    choice |= {"logprobs": shown, "finish_reason": delta.finish}
     if delta.finish is not None:
         choice["stop_reason"] = delta.stop_reason
     if head.return_ids:
@@ -153,7 +156,9 @@ def _choice(head: Head, deltas: Sequence[Delta]) -> Json:
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         choice["text"] = text
-    choice |= {"logprobs": None, "finish_reason": last.finish, "stop_reason": last.stop_reason}
+    tokens = [token for delta in deltas for token in delta.tokens]
+    shown = logprobs_json(head.kind, tokens) if head.has_logprobs else None
+    choice |= {"logprobs": shown, "finish_reason": last.finish, "stop_reason": last.stop_reason}
     if head.return_ids:
         choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
     return choice

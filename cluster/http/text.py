@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from cluster.http.token_bytes import BytesOf, bytes_of_entries
 from protos.errors import ConfigError, InvalidRequest
 
 REPLACEMENT: Final = "\ufffd"
@@ -150,6 +151,7 @@ class ModelText:
 
     longest_token: UTF-8 bytes of the longest vocabulary entry: text longer than that times the
     context cannot fit, and is refused before any work. defaults: the model's own sampling values.
+    bytes_of: a single token's bytes.
     """
 
     encode: Callable[[str], tuple[int, ...]]
@@ -158,6 +160,7 @@ class ModelText:
     vocab_size: int
     longest_token: int
     defaults: Mapping[str, float]
+    bytes_of: BytesOf
 
 
 def load_text(directory: Path) -> ModelText:
@@ -190,6 +193,20 @@ def load_text(directory: Path) -> ModelText:
         vocab_size=len(vocabulary),
         longest_token=longest,
         defaults=_sampling_defaults(directory),
+        bytes_of=_bytes_of(tokenizer),
+    )
+
+
+def _bytes_of(tokenizer: Any) -> BytesOf:  # noqa: ANN401
+    backend = tokenizer.backend_tokenizer
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    steps = decoder.get("decoders", [decoder])
+    added = backend.get_added_tokens_decoder()
+    return bytes_of_entries(
+        backend.id_to_token,
+        frozenset(token_id for token_id, token in added.items() if token.special),
+        {token_id: token.content for token_id, token in added.items()},
+        byte_level=any(step.get("type") == "ByteLevel" for step in steps),
     )
 
 
