@@ -209,6 +209,12 @@ class HttpSection(Section):
         default=128, ge=1, le=2**16, description="Requests in the house per ingress replica."
     )
     retry_after_s: float = Field(default=1.0, gt=0, le=600, description="Told when refused.")
+    timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="The longest that a call may take, whatever its own timeout_s says; null: any.",
+    )
     drain_s: Seconds = Field(default=60.0, description="How long running replies may finish.")
     placement: Placement = Field(
         default_factory=lambda: Placement(num_cpus=0.2), description="Resources of a replica."
@@ -216,7 +222,13 @@ class HttpSection(Section):
 
     def limits(self) -> Limits:
         """As the ingress wants them."""
-        return Limits(self.max_body_bytes, self.max_prompts, self.max_requests, self.retry_after_s)
+        return Limits(
+            self.max_body_bytes,
+            self.max_prompts,
+            self.max_requests,
+            self.retry_after_s,
+            timeout_s=self.timeout_s,
+        )
 
 
 class SecuritySection(Section):

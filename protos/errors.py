@@ -7,6 +7,7 @@
      +- Unauthenticated         key or token missing or wrong (401 / UNAUTHENTICATED)
      +- Overloaded              queue full, try again after `retry_after_s` (503)
      +- Cancelled               the caller gave the request up
+     +- DeadlineExceeded        the time that the caller or the operator allowed is over (504)
      +- ConfigError             a configuration file or option cannot be used
      +- CheckpointError         weights, or their description, cannot be used
      |   +- IncompatiblePair    drafter and target do not belong together
@@ -54,6 +55,10 @@ class Overloaded(OutriderError):
 
 class Cancelled(OutriderError):
     """The caller gave the request up before it finished."""
+
+
+class DeadlineExceeded(OutriderError):
+    """The request took longer than it was allowed; the message names the limit."""
 
 
 class ConfigError(OutriderError):

@@ -73,8 +73,9 @@ class FinishReason(StrEnum):
 class RunCounts:
     """Counts of a request so far (sums; the receiver forms means).
 
-    num_rounds: steps that committed tokens, plain ones included; num_draft_rounds: those with at
-    least one draft node verified; num_drafted: nodes verified; num_accepted: nodes accepted.
+    num_cached: tokens of the prompt that a prefix cache held. num_rounds: steps that committed
+    tokens, plain ones included; num_draft_rounds: those with at least one draft node verified;
+    num_drafted: nodes verified; num_accepted: nodes accepted.
     accepted_by_depth[i]: rounds that accepted at least i + 1 draft tokens. Times in seconds.
     """
 
@@ -90,6 +91,7 @@ class RunCounts:
     verify_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

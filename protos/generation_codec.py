@@ -217,6 +217,7 @@ def _encode_counts(counts: RunCounts) -> pb.RunCounts:
         verify_s=counts.verify_s,
         queue_s=counts.queue_s,
         prefill_s=counts.prefill_s,
+        num_cached=counts.num_cached,
     )
 
 
@@ -239,4 +240,5 @@ def _decode_counts(message: pb.RunCounts, limits: Limits) -> RunCounts:
         verify_s=message.verify_s,
         queue_s=message.queue_s,
         prefill_s=message.prefill_s,
+        num_cached=message.num_cached,
     )

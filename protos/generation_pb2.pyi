@@ -119,7 +119,7 @@ class SourceCount(_message.Message):
     def __init__(self, source: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RunCounts(_message.Message):
-    __slots__ = ("num_prompt", "num_output", "num_rounds", "num_draft_rounds", "num_drafted", "num_accepted", "accepted_by_depth", "accepted_by_source", "draft_wait_s", "verify_s", "queue_s", "prefill_s")
+    __slots__ = ("num_prompt", "num_output", "num_rounds", "num_draft_rounds", "num_drafted", "num_accepted", "accepted_by_depth", "accepted_by_source", "draft_wait_s", "verify_s", "queue_s", "prefill_s", "num_cached")
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class RunCounts(_message.Message):
     VERIFY_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     num_prompt: int
     num_output: int
     num_rounds: int
@@ -144,7 +145,8 @@ class RunCounts(_message.Message):
     verify_s: float
     queue_s: float
     prefill_s: float
-    def __init__(self, num_prompt: _Optional[int] = ..., num_output: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_rounds: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_source: _Optional[_Iterable[_Union[SourceCount, _Mapping]]] = ..., draft_wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    num_cached: int
+    def __init__(self, num_prompt: _Optional[int] = ..., num_output: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_rounds: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_source: _Optional[_Iterable[_Union[SourceCount, _Mapping]]] = ..., draft_wait_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_cached: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")

@@ -129,6 +129,8 @@ def engine_settings(section: EngineSection, bytes_per_slot: int) -> EngineSettin
         num_slots=num_slots,
         max_tokens_per_step=section.max_tokens_per_step,
         max_prefill_chunk=section.max_prefill_chunk,
+        max_prefill_while_decoding=section.max_prefill_while_decoding,
+        prefix_cache=section.prefix_cache,
         max_running=section.max_running,
         max_queued=section.max_queued,
         max_context=section.max_context,

@@ -69,6 +69,16 @@ class EngineSection(_Section):
     max_prefill_chunk: int = Field(
         default=256, ge=1, le=2**20, description="Rows that one prompt may take of a step."
     )
+    max_prefill_while_decoding: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="Rows that all prompts together may take of a step in which others decode; "
+        "null: one max_prefill_chunk.",
+    )
+    prefix_cache: bool = Field(
+        default=True, description="Find the KV of a prefix that was computed before again."
+    )
     max_running: int = Field(default=16, ge=1, le=4096, description="Requests in a step.")
     max_queued: int = Field(default=256, ge=0, le=2**16, description="Requests that may wait.")
     max_context: int | None = Field(

@@ -33,13 +33,14 @@ class Progress:
 
 
 def add_counts(before: RunCounts, now: RunCounts) -> RunCounts:
-    """Sums of two verifiers' counts; prompt and output are already whole in the later one."""
+    """Sums of two verifiers' counts; prompt and output are already whole in the later one, and of
+    the prompt each found its own part in its cache: the larger one counts."""
     if before == RunCounts():
         return now
     values: dict[str, object] = {}
     for field in fields(RunCounts):
         first, second = getattr(before, field.name), getattr(now, field.name)
-        if field.name in ("num_prompt", "num_output"):
+        if field.name in ("num_prompt", "num_output", "num_cached"):
             values[field.name] = max(first, second)
         elif field.name == "accepted_by_source":
             names = dict.fromkeys(name for name, _ in (*first, *second))

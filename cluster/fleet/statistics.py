@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from verifier_service.engine.stats import EngineStats
     from verifier_service.planning.ledger import PlannerCounts
 
-_GAUGES: Final = frozenset({"num_running", "num_waiting", "num_pages", "num_free_pages"})
+_GAUGES: Final = frozenset(
+    {"num_running", "num_waiting", "num_pages", "num_free_pages", "num_cached_pages"}
+)
 _CLOCKS: Final = frozenset({"last_step_s"})
 
 

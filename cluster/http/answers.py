@@ -42,6 +42,7 @@ class Tally:
     """Delivered counts and sums of one answer; seconds."""
 
     num_prompt: int = 0
+    num_cached: int = 0
     num_output: int = 0
     num_accepted: int = 0
     num_drafted: int = 0
@@ -167,6 +168,8 @@ class Answer:
 
     def _copy(self, counts: RunCounts) -> None:
         tally = self.tally
+        # Choices that do not count their prompt do not count what was found of it either.
+        tally.num_cached = min(counts.num_cached, tally.num_prompt)
         tally.num_drafted = counts.num_drafted
         tally.num_draft_rounds = counts.num_draft_rounds
         tally.accepted_by_source = dict(counts.accepted_by_source)

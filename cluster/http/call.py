@@ -12,6 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.http.answers import Answer, Delta, Tally
+from cluster.http.waiting import within
 from protos.errors import PeerUnavailable
 from protos.generation import TokenRun
 
@@ -22,11 +23,16 @@ class Call:
     """The answers of one call and the generations that feed them."""
 
     def __init__(
-        self, answers: Sequence[Answer], runs: Sequence[Runs], ended: Callable[[], None]
+        self,
+        answers: Sequence[Answer],
+        runs: Sequence[Runs],
+        ended: Callable[[], None],
+        timeout_s: float | None = None,
     ) -> None:
+        """timeout_s: all answers together may take so long; None: any time."""
         self._answers = answers
         parts = [_answer(a, r) for a, r in zip(answers, runs, strict=True)]
-        self._deltas = parts[0] if len(parts) == 1 else _merge(parts)
+        self._deltas = within(parts[0] if len(parts) == 1 else _merge(parts), timeout_s)
         self._first: Delta | None = None
         self._ended: Callable[[], None] | None = ended
 
@@ -57,6 +63,14 @@ class Call:
         for answer in self._answers:
             total.add(answer.tally)
         return total
+
+    async def collect(self) -> list[list[Delta]]:
+        """All deltas by answer, when all are there. Raises what a generation raised."""
+        found: list[list[Delta]] = [[] for _ in self._answers]
+        async with aclosing(self.deltas()) as stream:
+            async for delta in stream:
+                found[delta.index].append(delta)
+        return found
 
     async def aclose(self) -> None:
         """Give everything back."""

@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
@@ -21,12 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cluster.http import convert, metrics, openai, replies
-from cluster.http.answers import Answer, Delta, Echo, Tally
+from cluster.http.answers import Answer, Echo, Tally
 from cluster.http.auth import check_key
 from cluster.http.call import Call, EventStream
 from cluster.http.limits import Gate, Limits, read_body
 from cluster.http.logprobs import TokenWriter
 from cluster.http.text import ModelText, TextStream
+from cluster.http.waiting import while_connected
 from protos.counter import derived_seed
 from protos.errors import ContextTooLong, InvalidRequest, OutriderError, UnknownModel
 from protos.generation import GenerationRequest, TokenRun
@@ -133,7 +133,7 @@ class Front:
         messages = asked.conversation()
         num_chars = sum(len(message["content"]) for message in messages)
         ids = await self._encode(lambda: self._text.encode_chat(messages), num_chars, "messages")
-        return await self._answer("chat", asked, [ids], "messages")
+        return await self._answer(request, "chat", asked, [ids], "messages")
 
     async def _completion(self, request: Request) -> Response:
         asked = openai.parse(openai.CompletionRequest, await self._body(request))
@@ -146,7 +146,7 @@ class Front:
             else:
                 ids = prompt
             prompts.append(ids)
-        return await self._answer("completion", asked, prompts, "prompt")
+        return await self._answer(request, "completion", asked, prompts, "prompt")
 
     async def _body(self, request: Request) -> bytes:
         limit = self._settings.limits.max_body_bytes
@@ -219,6 +219,7 @@ class Front:
 
     async def _answer(
         self,
+        request: Request,
         kind: replies.Kind,
         asked: openai.ChatRequest | openai.CompletionRequest,
         prompts: Sequence[tuple[int, ...]],
@@ -240,12 +241,9 @@ class Front:
         )
         call = self._call(asked, requests)
         if not asked.stream:
-            deltas: list[list[Delta]] = [[] for _ in requests]
-            async with aclosing(call.deltas()) as stream:
-                async for delta in stream:
-                    deltas[delta.index].append(delta)
+            deltas = await while_connected(request, call.collect())
             return JSONResponse(replies.reply(head, deltas, call.tally()))
-        await call.start()
+        await while_connected(request, call.start())
         return EventStream(self._events(head, call), call)
 
     def _call(
@@ -253,6 +251,7 @@ class Front:
         asked: openai.ChatRequest | openai.CompletionRequest,
         requests: Sequence[GenerationRequest],
     ) -> Call:
+        limits = self._settings.limits
         ticket = self._gate.enter(len(requests))
         answers = [
             Answer(
@@ -280,7 +279,8 @@ class Front:
                 self._counters.count_answer(answer.tally, finish)
                 _log_answer(request.request_id, answer.tally, finish)
 
-        return Call(answers, runs, ended)
+        timeout_s = min(filter(None, (asked.timeout_s, limits.timeout_s)), default=None)
+        return Call(answers, runs, ended, timeout_s)
 
     def _echo(self, prompt_ids: tuple[int, ...]) -> Echo:
         return Echo(self._text.decode(prompt_ids), prompt_ids)

@@ -14,14 +14,18 @@ from protos.errors import InvalidRequest, Overloaded
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds an ingress keeps; sizes in bytes, others counts. max_choices: of one call, over
-    all its prompts."""
+    """The bounds an ingress keeps; sizes in bytes, others counts.
+
+    max_choices: of one call, over all its prompts. timeout_s: the longest any call may take; None:
+    no such bound.
+    """
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_prompts: int = 16
     max_requests: int = 256
     retry_after_s: float = 1.0
     max_choices: int = 64
+    timeout_s: float | None = None
 
 
 class BodyTooLarge(InvalidRequest):

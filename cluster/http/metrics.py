@@ -82,6 +82,8 @@ class ServedCounters:
         tally, labels = self._total, self._labels
         yield Sample("vllm:num_requests_running", self.num_running, labels)
         yield Sample("vllm:prompt_tokens_total", tally.num_prompt, labels)
+        yield Sample("vllm:prefix_cache_queries_total", tally.num_prompt, labels)
+        yield Sample("vllm:prefix_cache_hits_total", tally.num_cached, labels)
         yield Sample("vllm:generation_tokens_total", tally.num_output, labels)
         for reason, count in sorted(self._finished.items()):
             yield Sample(

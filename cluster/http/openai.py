@@ -129,6 +129,7 @@ class _Generation(BaseModel):
     stream: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

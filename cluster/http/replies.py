@@ -14,6 +14,7 @@ from cluster.http.limits import BodyTooLarge
 from cluster.http.logprobs import logprobs_json
 from protos.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     InvalidRequest,
     OutriderError,
     Overloaded,
@@ -69,11 +70,13 @@ class Head:
 
 
 def usage(tally: Tally) -> Json:
-    """OpenAI's usage, with accepted and rejected draft tokens in its own fields for them."""
+    """OpenAI's usage, with accepted and rejected draft tokens, and prompt tokens found in the
+    prefix cache, in its own fields for them."""
     return {
         "prompt_tokens": tally.num_prompt,
         "completion_tokens": tally.num_output,
         "total_tokens": tally.num_prompt + tally.num_output,
+        "prompt_tokens_details": {"cached_tokens": tally.num_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": tally.num_accepted,
             "rejected_prediction_tokens": max(tally.num_drafted - tally.num_accepted, 0),
@@ -204,6 +207,8 @@ def fault(error: OutriderError | None) -> Fault:
         case Overloaded():
             status, kind, code = 503, "overloaded_error", "overloaded"
             headers["Retry-After"] = str(max(round(error.retry_after_s), 1))
+        case DeadlineExceeded():
+            status, kind, code = 504, "timeout_error", "deadline_exceeded"
         case PeerUnavailable():
             status, kind, code = 503, "service_unavailable_error", "unavailable"
             headers["Retry-After"] = "1"

@@ -18,11 +18,12 @@ from verifier_service.engine.batch import Batch, MergedDraft, build_batch, moves
 from verifier_service.engine.intake import Intake
 from verifier_service.engine.page_pool import PagePool
 from verifier_service.engine.ports import Drafting, Planner, RoundOutcome
+from verifier_service.engine.prefix_cache import PrefixCache
 from verifier_service.engine.request import Cut, Emit, Ends, RunningRequest
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.scheduler import Scheduler, Share
 from verifier_service.engine.settings import EngineSettings
-from verifier_service.engine.stats import EngineCounters, EngineStats
+from verifier_service.engine.stats import EngineCounters, EngineStats, Gauges
 from verifier_service.sampling.chooser import chooser_of
 from verifier_service.sampling.walk import WalkEnd, walk
 from verifier_service.step import Target
@@ -49,7 +50,10 @@ class Engine:
         self._planner = planner
         self._rows = rows or PagedRows(target)
         self._pool = PagePool(num_pages, settings.page_size)
-        self._scheduler = Scheduler(self._pool, settings)
+        # The pool is this target's alone, and what rows are kept was fixed when it was loaded.
+        identity = f"{facts.digest} {facts.fingerprint}"
+        self._cache = PrefixCache(self._pool, identity, settings.prefix_cache)
+        self._scheduler = Scheduler(self._pool, self._cache, settings)
         self._asking = Asking(drafting, planner, facts.vocab_size, settings.max_draft_wait_s)
         limits = [facts.max_context, num_pages * settings.page_size]
         if settings.max_context is not None:
@@ -97,9 +101,14 @@ class Engine:
         """Counts and sums so far, and gauges."""
         num_running = len(self._scheduler.running)
         num_waiting = max(self._intake.num_active - num_running, 0)
-        return self._counters.snapshot(
-            num_running, num_waiting, self._pool.num_pages, self._pool.num_free
+        gauges = Gauges(
+            num_running,
+            num_waiting,
+            self._pool.num_pages,
+            self._pool.num_free + self._pool.num_idle,
+            self._pool.num_idle,
         )
+        return self._counters.snapshot(gauges, self._cache.num_evicted)
 
     # What the stepping thread calls.
 
@@ -130,9 +139,14 @@ class Engine:
         self._drafting.close()
 
     def check_idle(self) -> None:
-        """With nothing running every page is free; an AssertionError means a bug."""
+        """With nothing running every page is free or cached; an AssertionError means a bug."""
         assert not self._requests, "requests are still running"
-        self._pool.check(owners=set())
+        self.check_balance()
+
+    def check_balance(self) -> None:
+        """Between steps every page is free, cached, or held by a request that is here."""
+        self._pool.check(owners=set(self._requests))
+        self._cache.check()
 
     def _apply_inbox(self) -> None:
         for entry in self._intake.drain():
@@ -159,9 +173,14 @@ class Engine:
             self._counters.num_preemptions += 1
             self._drafting.forget(request.key)
             request.tally.waiting_since_s = now
-        for share in shares:
-            if share.request.computed_len == 0:
-                share.request.tally.queue_s += now - share.request.tally.waiting_since_s
+        for request in self._scheduler.admitted:
+            request.tally.queue_s += now - request.tally.waiting_since_s
+            if not request.tally.was_admitted:
+                num_prompt = request.tally.num_prompt
+                request.tally.was_admitted = True
+                request.tally.num_cached = min(request.computed_len, num_prompt)
+                self._counters.num_looked_up_tokens += num_prompt
+                self._counters.num_cached_tokens += request.tally.num_cached
         return shares
 
     def _admit(self, shares: list[Share], answers: Answers) -> dict[int, MergedDraft]:
@@ -205,7 +224,9 @@ class Engine:
                 self._counters.num_prompt_tokens += share.num_rows
             if end is None or cut is None:
                 request.computed_len += share.num_rows
+                self._scheduler.publish(request)
             elif end.is_broken:
+                self._scheduler.distrust(request)
                 error = "the target returned no finite score"
                 self._finish(request, Cut(0, FinishReason.ERROR), (), 0, error)
             else:
@@ -217,7 +238,7 @@ class Engine:
         pairs = [
             pair
             for share, end, cut in zip(batch.shares, ends, cuts, strict=True)
-            if end is not None and cut is not None and cut.finish_reason is None
+            if end is not None and cut is not None and not end.is_broken
             if (pair := moves(share.request, end)) is not None
         ]
         if pairs:
@@ -229,6 +250,7 @@ class Engine:
         base_len, ids = request.known_len, end.choices[: cut.num_committed]
         request.tokens.extend(ids)
         request.computed_len = request.known_len - 1
+        self._scheduler.publish(request)
         names = [draft.sources[node - 1] for node in end.nodes]
         request.tally.count_round(draft.tree.num_nodes, end.num_accepted, names)
         self._counters.count_round(draft.sources, end.nodes, cut.num_committed)

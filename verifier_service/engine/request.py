@@ -8,6 +8,7 @@ computed_len chases known_len.
     tokens   prompt ............ | output ......... anchor |
              [ KV written        | to compute              |
              0 ........ computed_len ............. known_len
+             [ cached |            found when it was admitted, in pages that others may share
     slots    [ usable as far as pages were granted, draft nodes behind the anchor ... ]
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from verifier_service.engine.logprobs import report_of
+from verifier_service.engine.prefix_cache import PageKeys
 from verifier_service.engine.tally import Tally
 from verifier_service.sampling.history import History
 
@@ -53,7 +55,7 @@ class RunningRequest:
         self.emit = emit if self.report is None else self.report.completing(emit)
         self.tokens = [*request.prompt_ids, *request.output_ids]
         self.computed_len = 0
-        self.is_cancelled = False
+        self.page_keys = PageKeys()
         self.tally = Tally(num_prompt=len(request.prompt_ids), waiting_since_s=arrived_s)
         self._max_len = min(ends.max_context, len(request.prompt_ids) + request.params.max_tokens)
         model_ends = frozenset[int]() if request.params.ignore_eos else ends.eos_token_ids
@@ -80,8 +82,12 @@ class RunningRequest:
 
     @property
     def is_decoding(self) -> bool:
-        """True when only the anchor is left to compute."""
-        return self.extend_len == 1
+        """True when only the anchor is left to compute.
+
+        The last token of a prompt is no anchor, however much of the prompt came from a cache:
+        what is drafted depends on the text alone.
+        """
+        return self.extend_len == 1 and self.num_output > 0
 
     @property
     def num_output(self) -> int:
@@ -152,6 +158,7 @@ class RunningRequest:
     def restart(self) -> None:
         """Forget where KV lay: the state in which a request with committed output arrives."""
         self.computed_len = 0
+        self.page_keys.num_published = 0
         self.withdraw(0)
 
 

@@ -13,7 +13,9 @@ class EngineSettings:
     """num_slots: token places of KV (scrap not counted); max_context: None = the target's own.
 
     max_tokens_per_step bounds the rows of one forward; max_prefill_chunk the rows one prompt may
-    take of it. max_queued: requests waiting beyond those running before new ones are refused.
+    take of it; max_prefill_while_decoding the rows that all prompts together may take of a step in
+    which others decode (None: one chunk). prefix_cache: pages of KV are found again. max_queued:
+    requests waiting beyond those running before new ones are refused.
     max_draft_wait_s: the longest a step may be held for drafts, whatever was planned.
     """
 
@@ -21,6 +23,8 @@ class EngineSettings:
     num_slots: int = 8192
     max_tokens_per_step: int = 512
     max_prefill_chunk: int = 256
+    max_prefill_while_decoding: int | None = None
+    prefix_cache: bool = True
     max_running: int = 16
     max_queued: int = 256
     max_context: int | None = None
@@ -30,6 +34,7 @@ class EngineSettings:
         counts = {
             "page_size": self.page_size,
             "max_prefill_chunk": self.max_prefill_chunk,
+            "max_prefill_while_decoding": self.prefill_rows,
             "max_running": self.max_running,
         }
         for name, value in counts.items():
@@ -46,3 +51,10 @@ class EngineSettings:
             raise ConfigError(f"num_slots ({self.num_slots}) must hold a page of {self.page_size}")
         if self.max_draft_wait_s < 0.0:
             raise ConfigError(f"max_draft_wait_s must not be negative: {self.max_draft_wait_s}")
+
+    @property
+    def prefill_rows(self) -> int:
+        """Rows of prompts in a step in which others decode."""
+        if self.max_prefill_while_decoding is None:
+            return self.max_prefill_chunk
+        return self.max_prefill_while_decoding

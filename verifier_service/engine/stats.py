@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Gauges: num_running, num_waiting, num_pages, num_free_pages. Seconds.
+    """A snapshot. Gauges: num_running, num_waiting, num_pages, num_free_pages, num_cached_pages.
 
+    num_free_pages: pages to be had at once; num_cached_pages: those of them that still hold the KV
+    of a prefix. num_looked_up_tokens: prompt tokens of admitted requests; num_cached_tokens: those
+    found in the prefix cache; num_prompt_tokens: those computed. Seconds.
     last_step_s: monotonic clock at the end of the newest step; with work present and this long
     ago, the engine is stuck. step_s: wall time of all steps, its parts draft_wait_s and verify_s.
     """
@@ -21,11 +24,14 @@ class EngineStats:
     num_waiting: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
+    num_cached_pages: int = 0
     num_requests: int = 0
     finished: tuple[tuple[str, int], ...] = ()
     num_steps: int = 0
     num_rows: int = 0
     num_prompt_tokens: int = 0
+    num_looked_up_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_rounds: int = 0
     num_draft_rounds: int = 0
@@ -35,12 +41,24 @@ class EngineStats:
     drafted_by_source: tuple[tuple[str, int], ...] = ()
     accepted_by_source: tuple[tuple[str, int], ...] = ()
     num_preemptions: int = 0
+    num_evicted_pages: int = 0
     num_dropped_drafts: int = 0
     num_failed_exchanges: int = 0
     step_s: float = 0.0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
     last_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine holds right now; see `EngineStats`."""
+
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
 
 
 @dataclass(slots=True)
@@ -52,6 +70,8 @@ class EngineCounters:
     num_steps: int = 0
     num_rows: int = 0
     num_prompt_tokens: int = 0
+    num_looked_up_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_rounds: int = 0
     num_draft_rounds: int = 0
@@ -86,20 +106,22 @@ class EngineCounters:
         for node in nodes:
             self.accepted_by_source.update(sources[node - 1])
 
-    def snapshot(
-        self, num_running: int, num_waiting: int, num_pages: int, num_free_pages: int
-    ) -> EngineStats:
+    def snapshot(self, gauges: Gauges, num_evicted_pages: int) -> EngineStats:
         """These counters and the gauges as a value."""
         return EngineStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_pages=num_pages,
-            num_free_pages=num_free_pages,
+            num_running=gauges.num_running,
+            num_waiting=gauges.num_waiting,
+            num_pages=gauges.num_pages,
+            num_free_pages=gauges.num_free_pages,
+            num_cached_pages=gauges.num_cached_pages,
+            num_evicted_pages=num_evicted_pages,
             num_requests=self.num_requests,
             finished=tuple(sorted(self.finished.items())),
             num_steps=self.num_steps,
             num_rows=self.num_rows,
             num_prompt_tokens=self.num_prompt_tokens,
+            num_looked_up_tokens=self.num_looked_up_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
             num_rounds=self.num_rounds,
             num_draft_rounds=self.num_draft_rounds,

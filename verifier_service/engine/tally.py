@@ -12,10 +12,15 @@ from protos.generation import RunCounts
 
 @dataclass(slots=True)
 class Tally:
-    """Mutable counts; times in seconds. waiting_since_s: when it last entered the queue."""
+    """Mutable counts; times in seconds. waiting_since_s: when it last entered the queue.
+
+    num_cached: tokens of the prompt that the prefix cache held when the request first joined.
+    """
 
     num_prompt: int
     waiting_since_s: float
+    was_admitted: bool = False
+    num_cached: int = 0
     num_rounds: int = 0
     num_draft_rounds: int = 0
     num_drafted: int = 0
@@ -46,6 +51,7 @@ class Tally:
         """These counts as a value."""
         return RunCounts(
             num_prompt=self.num_prompt,
+            num_cached=self.num_cached,
             num_output=num_output,
             num_rounds=self.num_rounds,
             num_draft_rounds=self.num_draft_rounds,

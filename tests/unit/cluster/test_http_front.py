@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from cluster.http.ingress import FrontSettings
 from cluster.http.limits import Limits
 from protos.errors import Overloaded, PeerUnavailable
-from protos.generation import FinishReason, SpeculationMode, TokenRun
+from protos.generation import FinishReason, GenerationRequest, SpeculationMode, TokenRun
 from tests.tiny import byte_tokenizer
 from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, client_of, runs_of
 
@@ -81,6 +82,26 @@ def test_usage_counts_accepted_and_rejected_drafts(tmp_path: Path) -> None:
     block = reply.json()["metrics"]["speculative_decoding"]
     assert block["num_spec_steps"] == rounds
     assert sum(block["acceptance_histogram"]) == block["num_rounds"] == rounds
+
+
+def test_usage_counts_prompt_tokens_found_in_the_prefix_cache(tmp_path: Path) -> None:
+    def script(request: GenerationRequest) -> list[TokenRun]:
+        runs = runs_of(request, [70, 71])
+        return [
+            replace(run, counts=replace(run.counts, num_cached=2)) for run in runs if run.counts
+        ]
+
+    async def go() -> None:
+        async with client_of(FakeBackend(script), tmp_path) as client:
+            reply = await client.post("/v1/completions", json={"prompt": ["xyz", "abc"]})
+            usage = reply.json()["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+            lines = (await client.get("/metrics")).text.splitlines()
+            assert 'vllm:prefix_cache_hits_total{model_name="tiny"} 4' in lines
+            num_prompt = usage["prompt_tokens"]
+            assert f'vllm:prefix_cache_queries_total{{model_name="tiny"}} {num_prompt}' in lines
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize(

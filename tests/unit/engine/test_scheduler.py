@@ -3,6 +3,7 @@
 from protos.generation import GenerationRequest
 from tests.fakes import request, small_settings
 from verifier_service.engine.page_pool import PagePool
+from verifier_service.engine.prefix_cache import PrefixCache
 from verifier_service.engine.request import Ends, RunningRequest
 from verifier_service.engine.scheduler import Scheduler, Share
 
@@ -15,12 +16,17 @@ class Bench:
     def __init__(self, num_pages: int = 64, **settings: int) -> None:
         self.settings = small_settings(**settings)
         self.pool = PagePool(num_pages, self.settings.page_size)
-        self.scheduler = Scheduler(self.pool, self.settings)
+        self.scheduler = Scheduler(self.pool, PrefixCache(self.pool, "t"), self.settings)
         self._num = 0
 
-    def add(self, prompt_len: int, max_tokens: int = 50) -> RunningRequest:
+    def add(
+        self, prompt_len: int, max_tokens: int = 50, first: int | None = None
+    ) -> RunningRequest:
+        """first: the first token; by default no two prompts share a beginning."""
         self._num += 1
-        given: GenerationRequest = request(str(self._num), range(prompt_len), max_tokens)
+        first = 1000 * self._num if first is None else first
+        prompt = range(first, first + prompt_len)
+        given: GenerationRequest = request(str(self._num), prompt, max_tokens)
         one = RunningRequest(self._num, given, ENDS, lambda run: None, 0.0)
         self.scheduler.add(one)
         return one
@@ -37,6 +43,7 @@ class Bench:
         share.request.computed_len += share.num_rows
         if grows:
             share.request.tokens.append(0)
+        self.scheduler.publish(share.request)
 
 
 def test_prompts_are_computed_in_chunks_in_order_of_arrival():
@@ -103,7 +110,9 @@ def test_the_youngest_gives_way_when_pages_run_out_and_comes_back_first():
     assert bench.scheduler.waiting == [young, later]
     assert old in bench.scheduler.running
     bench.scheduler.remove(old)
-    assert bench.step() == {2: len(young.tokens) - (1 if young.computed_len else 0), 3: 1}
+    known_len = young.known_len
+    # Its first page was not needed by anybody and is found again.
+    assert bench.step() == {2: known_len - 4, 3: 1}
 
 
 def test_pages_of_drafts_are_taken_back_before_anybody_is_preempted():
@@ -127,3 +136,57 @@ def test_the_oldest_alone_always_moves_on():
     one = bench.add(5, max_tokens=11)
     while one.remaining > 0:
         assert bench.step().get(1), "the oldest request must take part in every step"
+
+
+def test_prompts_together_take_a_bounded_share_of_a_step_in_which_others_decode():
+    bench = Bench(max_prefill_chunk=16, max_tokens_per_step=64, max_prefill_while_decoding=10)
+    bench.add(4)
+    bench.step()
+    bench.add(30)
+    bench.add(4)
+    assert bench.step() == {1: 1, 2: 10}
+    assert bench.step() == {1: 1, 2: 10}
+    assert bench.step() == {1: 1, 2: 10}
+    assert bench.step() == {1: 1, 2: 1, 3: 4}
+
+
+def test_prompts_have_the_whole_step_while_nobody_decodes():
+    bench = Bench(max_prefill_chunk=16, max_tokens_per_step=64, max_prefill_while_decoding=3)
+    for _ in range(3):
+        bench.add(16)
+    assert bench.step() == {1: 16, 2: 16, 3: 16}
+
+
+def test_a_prompt_moves_on_beside_as_many_decoding_requests_as_may_run():
+    bench = Bench(max_tokens_per_step=4, max_running=4)
+    for _ in range(3):
+        bench.add(1)
+    for _ in range(3):
+        bench.step()
+    bench.add(8)
+    for _ in range(8):
+        assert bench.step() == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_drafts_leave_cached_pages_alone():
+    bench = Bench(num_pages=8)
+    first = bench.add(12, first=0)
+    bench.step()
+    bench.scheduler.remove(first)
+    assert bench.pool.num_idle == 3
+    one = bench.add(8, first=900)
+    bench.step()
+    bench.scheduler.share_rows()
+    assert bench.scheduler.seat_nodes(one, 40) < 40
+    assert bench.pool.num_idle == 3
+
+
+def test_a_request_that_waits_for_a_page_does_not_stop_those_behind_it():
+    bench = Bench(max_prefill_chunk=8, max_tokens_per_step=16)
+    bench.add(13, first=0)
+    bench.add(13, first=0)
+    bench.add(3)
+    assert bench.step() == {1: 8, 3: 3}
+    assert bench.step() == {1: 5, 3: 1}
+    assert bench.step() == {1: 1, 2: 1, 3: 1}
+    assert [request.key for request in bench.scheduler.running] == [1, 2, 3]

@@ -264,6 +264,7 @@ def token_runs(draw: st.DrawFn) -> TokenRun:
         verify_s=seconds,
         queue_s=seconds,
         prefill_s=seconds,
+        num_cached=counts,
     )
     return TokenRun(
         request_id="r",
