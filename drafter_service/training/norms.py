@@ -51,7 +51,8 @@ class _Rms(torch.autograd.Function):
         scale_N = (length_N.square() / width + eps).rsqrt().to(x.dtype)
         normed_NC = x_NC * scale_N
         ctx.save_for_backward(normed_NC, weight_C, scale_N)
-        return (normed_NC * weight_C).view(x.shape)
+        scaled: Tensor = (normed_NC * weight_C).view(x.shape)
+        return scaled
 
     @staticmethod
     def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
