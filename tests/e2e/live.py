@@ -47,6 +47,18 @@ class LiveCluster:
                 continue
         return found
 
+    def ray_address(self) -> str:
+        """Where others join its Ray cluster, off the command line of its raylet."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                words = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            for word in words:
+                if word.startswith("--gcs-address="):
+                    return word.partition("=")[2]
+        raise AssertionError("the server runs no raylet")
+
     def busiest(self, deployment: str, over_s: float = 0.3) -> int:
         """The replica that computes most just now: one that has requests, where any has."""
         processes = [psutil.Process(pid) for pid in self.replicas(deployment)]
