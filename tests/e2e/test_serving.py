@@ -125,9 +125,12 @@ def test_official_client_chats_and_streams(live: LiveCluster) -> None:
         assert told.completion_tokens_details is not None
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**(asked | {"model": "nope"}))
+        several = client.chat.completions.create(**(asked | {"n": 3}))
+        assert [choice.index for choice in several.choices] == [0, 1, 2]
+        assert several.choices[0].message.content == text
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(**(asked | {"n": 3}))
-        assert caught.value.param == "n"
+            client.chat.completions.create(**(asked | {"logit_bias": {"999999": 1}}))
+        assert caught.value.param == "logit_bias"
 
 
 def test_bad_input_leaves_the_service_alive(live: LiveCluster) -> None:
