@@ -1,10 +1,9 @@
 """`choose` for many rows at once, for a device: the same choices in a handful of batched kernels.
 
 Rows fall into three groups: greedy ones share an argmax; sampled ones without filters get noise for
-the whole vocabulary; filtered ones are ranked, as far as their survivors reach, and noise is made
-for the ranks that survive only. Two values are read back per group of filtered rows (who needs a
-full ranking, how many survive at most), and all tokens at the end. Invariant: equal to
-`choice.choose` row by row (tested bit for bit on a CPU).
+the whole vocabulary; filtered ones are ranked, and noise is made for the ranks that survive only.
+One value is read back per group of filtered rows (how many survive at most), and all tokens at the
+end. Invariant: equal to `choice.choose` row by row (tested bit for bit on a CPU).
 
 Shapes: N rows, V vocabulary, C ids with noise.
 """
@@ -20,7 +19,6 @@ from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
 from protos.params import SamplingParams
 from verifier_service.device import ship
 from verifier_service.sampling.choice import ChoiceRow, choose_shaped
-from verifier_service.sampling.processors import NARROW
 from verifier_service.sampling.rejection import choose_by_rejection
 
 _MAX_ELEMENTS: Final = 2**24
@@ -97,70 +95,26 @@ def _sample(logits: torch.Tensor, rows: list[ChoiceRow]) -> torch.Tensor:
 
 
 def _sample_filtered(logits: torch.Tensor, rows: list[ChoiceRow]) -> torch.Tensor:
-    """From the best NARROW ids where these hold all survivors, else from a full ranking."""
+    """Ranked best first, ties to the lowest id, what the filters leave is a prefix."""
     batch = _columns(rows, logits)
     scores_NV = _scores(logits, batch)
-    if scores_NV.shape[1] <= NARROW:
-        return _draw(batch, scores_NV, *_ranked(scores_NV))
-    ranked_NC, ids_NC = _best(scores_NV)
-    is_whole_N = _holds_survivors(batch, scores_NV, ranked_NC, ids_NC)
-    tokens_N = _draw(batch, scores_NV, ranked_NC, ids_NC)
-    wide = [index for index, is_whole in enumerate(is_whole_N.tolist()) if not is_whole]
-    if wide:
-        again = _columns([rows[index] for index in wide], logits)
-        scores_NV = _scores(logits, again)
-        tokens_N[wide] = _draw(again, scores_NV, *_ranked(scores_NV))
-    return tokens_N
-
-
-def _ranked(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All scores best first, ties to the lowest id, and their ids."""
     ranked_NV, ids_NV = torch.sort(scores_NV, dim=-1, descending=True, stable=True)
-    return ranked_NV, ids_NV
-
-
-def _best(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of NARROW best; which ids tie for the last place is not said."""
-    ids_NC = torch.topk(scores_NV, NARROW).indices.sort(-1).values
-    ranked_NC, order_NC = _ranked(scores_NV.gather(1, ids_NC))
-    return ranked_NC, ids_NC.gather(1, order_NC)
-
-
-def _holds_survivors(
-    batch: _Batch, scores_NV: torch.Tensor, ranked_NC: torch.Tensor, ids_NC: torch.Tensor
-) -> torch.Tensor:
-    """Whether every survivor of a row is among these, [N]: a filter ends inside, and no outsider
-    ties with the last of them."""
-    last_N1 = ranked_NC[:, -1:]
-    is_prefix_N1 = (scores_NV >= last_N1).sum(-1, keepdim=True) == ranked_NC.shape[1]
-    ends_N1 = batch.top_k <= ranked_NC.shape[1]
-    ends_N1 = ends_N1 | (last_N1 < ranked_NC[:, :1] + batch.log_min_p)
-    mass_N1 = torch.softmax(scores_NV, dim=-1).gather(1, ids_NC).to(torch.float64).cumsum(-1)
-    # Where a floor is on, top-p is of a mass that is known only when the floor ends inside.
-    ends_N1 = ends_N1 | (~batch.has_floor & (mass_N1[:, -1:] >= batch.top_p))
-    return (is_prefix_N1 & ends_N1).squeeze(1)
-
-
-def _draw(
-    batch: _Batch, scores_NV: torch.Tensor, ranked_NC: torch.Tensor, ids_NC: torch.Tensor
-) -> torch.Tensor:
-    """The choices among ranked ids. Best first, what the filters leave is a prefix."""
-    ranks_C = torch.arange(ranked_NC.shape[1], device=ranked_NC.device)
-    kept_NC = (ranked_NC >= ranked_NC[:, :1] + batch.log_min_p) & (ranks_C < batch.top_k)
-    probs_NC = torch.softmax(scores_NV, dim=-1).gather(1, ids_NC)
-    running_NC = torch.where(kept_NC, probs_NC, 0.0).to(torch.float64).cumsum(-1)
+    top_N = ranked_NV[:, 0]
+    ranks_V = torch.arange(ranked_NV.shape[1], device=ranked_NV.device)
+    kept_NV = (ranked_NV >= ranked_NV[:, :1] + batch.log_min_p) & (ranks_V < batch.top_k)
+    probs_NV = torch.softmax(scores_NV, dim=-1).gather(1, ids_NV)
+    running_NV = torch.where(kept_NV, probs_NV, 0.0).to(torch.float64).cumsum(-1)
     # Rank r stays when the mass before it is under top_p of what the filters above left.
-    last_N1 = running_NC[:, -1:]
+    last_N1 = running_NV[:, -1:]
     mass_N1 = torch.where(batch.has_floor, last_N1, torch.ones_like(last_N1))
-    before = (running_NC[:, :-1] < batch.top_p * mass_N1).sum(-1, keepdim=True)
-    kept_NC &= (ranks_C <= before) | (batch.top_p >= 1.0)
-    top_N = ranked_NC[:, 0]
-    count = max(int(kept_NC.sum(-1).amax()), 1)
-    kept_NC, ids_NC = kept_NC[:, :count], ids_NC[:, :count]
-    total_NC = ranked_NC[:, :count].to(torch.float64) + _noise(batch, ids_NC)
+    before = (running_NV[:, :-1] < batch.top_p * mass_N1).sum(-1, keepdim=True)
+    kept_NV &= (ranks_V <= before) | (batch.top_p >= 1.0)
+    count = max(int(kept_NV.sum(-1).amax()), 1)
+    kept_NC, ids_NC = kept_NV[:, :count], ids_NV[:, :count]
+    total_NC = ranked_NV[:, :count].to(torch.float64) + _noise(batch, ids_NC)
     total_NC = torch.where(kept_NC, total_NC, -math.inf)
     best_NC = kept_NC & (total_NC == total_NC.amax(-1, keepdim=True))
-    ids_N = torch.where(best_NC, ids_NC, scores_NV.shape[1]).amin(-1)
+    ids_N = torch.where(best_NC, ids_NC, ids_NV.shape[1]).amin(-1)
     return _or_none(ids_N, top_N)
 
 

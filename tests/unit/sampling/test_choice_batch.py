@@ -38,33 +38,6 @@ def test_a_batch_over_a_large_vocabulary_equals_row_by_row():
     assert choose_batch(logits, rows) == choose(logits, rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_and_wide_rows_of_one_batch_equal_row_by_row(dtype: torch.dtype):
-    generator = torch.Generator().manual_seed(8)
-    spreads = torch.tensor([0.0, 0.1, 1.0, 4.0, 12.0])[:, None]
-    logits = (torch.randn(5, 2000, generator=generator) * spreads).to(dtype)
-    # Ties across the edge of the best 256, in ids and in ranks.
-    logits[3, 100:400] = 6.0
-    values = [
-        {"top_p": 0.9},
-        {"top_p": 0.2},
-        {"top_k": 256},
-        {"top_k": 257},
-        {"top_k": 300, "top_p": 0.5},
-        {"min_p": 0.5},
-        {"min_p": 1e-4},
-        {"min_p": 0.01, "top_p": 0.99},
-        {"top_k": 50, "min_p": 0.1},
-    ]
-    rows = [
-        ChoiceRow(row, SamplingParams(seed=seed, **value), 9 * seed)
-        for value in values
-        for row in range(5)
-        for seed in range(4)
-    ]
-    assert choose_batch(logits, rows) == choose(logits, rows)
-
-
 def test_small_batches_change_no_choice(monkeypatch: pytest.MonkeyPatch):
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
     rng = random.Random(1)
