@@ -243,7 +243,8 @@ class Front:
         if not asked.stream:
             deltas = await while_connected(request, call.collect())
             return JSONResponse(replies.reply(head, deltas, call.tally()))
-        await while_connected(request, call.start())
+        # Serve cancels a stream whose client leaves; watching it as well left calls open.
+        await call.start()
         return EventStream(self._events(head, call), call)
 
     def _call(

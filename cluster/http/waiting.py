@@ -47,13 +47,14 @@ async def while_connected(request: Request, work: Coroutine[object, object, _T])
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
     finally:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+    # Both may be done: the word that the client left has been read, nobody will hear it again.
+    if not leaving.cancelled():
+        raise ClientDisconnect
+    return working.result()
 
 
 async def _left(request: Request) -> None:
