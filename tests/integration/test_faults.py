@@ -235,7 +235,8 @@ def test_a_killed_drafter_is_replaced_in_the_middle(kind, drafters, verify, trut
     start_drafting(verifier, kind)
     drafters.kill(kind)
     verifier.step_until(lambda: not verifier.exchange.sources(), limit=50_000)
-    unfinished = [r for r, runs in verifier.client.runs.items() if not runs[-1].finish_reason]
+    runs_of = verifier.client.runs
+    unfinished = [r for r, runs in runs_of.items() if not (runs and runs[-1].finish_reason)]
     proxy.target_port = drafters.get(kind).port
     verifier.wait_for(kind)
     before = verifier.in_time(kind)
