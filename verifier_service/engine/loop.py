@@ -12,12 +12,13 @@ import time
 
 import torch
 
-from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.generation import FinishReason, GenerationRequest
 from verifier_service.engine.asking import Answers, Asking
-from verifier_service.engine.batch import Batch, MergedDraft, build_batch, moves, read_logprobs
+from verifier_service.engine.batch import Batch, MergedDraft, build_batch, read_logprobs
+from verifier_service.engine.committing import Committing
 from verifier_service.engine.intake import Intake
 from verifier_service.engine.page_pool import PagePool
-from verifier_service.engine.ports import Drafting, Planner, RoundOutcome
+from verifier_service.engine.ports import Drafting, Planner
 from verifier_service.engine.prefix_cache import PrefixCache
 from verifier_service.engine.request import Cut, Emit, Ends, RunningRequest
 from verifier_service.engine.rows import PagedRows
@@ -63,6 +64,16 @@ class Engine:
         self._intake = Intake(facts.vocab_size, ends, settings.max_running + settings.max_queued)
         self._requests: dict[int, RunningRequest] = {}
         self._counters = EngineCounters(last_step_s=time.monotonic())
+        self._committing = Committing(
+            self._requests,
+            target=target,
+            scheduler=self._scheduler,
+            rows=self._rows,
+            drafting=drafting,
+            planner=planner,
+            intake=self._intake,
+            counters=self._counters,
+        )
         target.allocate(self._pool.num_slots)
 
     @property
@@ -123,7 +134,7 @@ class Engine:
         answers = self._asking.ask(self._scheduler.running)
         batch = build_batch(shares, self._admit(shares, answers))
         ends, verify_s = self._verify(batch)
-        self._commit(batch, ends, answers.wait_s, verify_s)
+        self._committing.commit(batch, ends, answers.wait_s, verify_s)
         self._count_step(batch, answers, verify_s, time.perf_counter() - began)
         return True
 
@@ -131,7 +142,7 @@ class Engine:
         """End every request with an error that a router may answer by a replay elsewhere."""
         queued = self._intake.close(error)
         for request in [*self._requests.values(), *queued]:
-            self._finish(request, Cut(0, FinishReason.ERROR), (), 0, error)
+            self._committing.finish(request, Cut(0, FinishReason.ERROR), error=error)
 
     def close(self) -> None:
         """Close the draft exchange; call once, after the last step."""
@@ -153,14 +164,14 @@ class Engine:
             if isinstance(entry, RunningRequest):
                 self._enter(entry)
             elif (request := self._requests.get(entry)) is not None:
-                self._finish(request, Cut(0, FinishReason.CANCELLED), (), 0)
+                self._committing.finish(request, Cut(0, FinishReason.CANCELLED))
 
     def _enter(self, request: RunningRequest) -> None:
         self._counters.num_requests += 1
         self._requests[request.key] = request
         ended = request.arrived_finished()
         if ended is not None:
-            self._finish(request, ended, (), 0)
+            self._committing.finish(request, ended)
             return
         self._rows.add(request)
         self._scheduler.add(request)
@@ -205,113 +216,6 @@ class Engine:
             read_logprobs(logits, batch, ends)
         return ends, time.perf_counter() - began
 
-    def _commit(
-        self, batch: Batch, ends: list[WalkEnd | None], wait_s: float, verify_s: float
-    ) -> None:
-        """Tokens join their texts; accepted paths become contiguous; runs go out."""
-        cuts = [
-            None if end is None else share.request.cut(end.choices)
-            for share, end in zip(batch.shares, ends, strict=True)
-        ]
-        self._move_accepted(batch, ends, cuts)
-        for share, draft, end, cut in zip(batch.shares, batch.merged, ends, cuts, strict=True):
-            request, was_decoding = share.request, share.request.is_decoding
-            if was_decoding:
-                request.tally.draft_wait_s += wait_s
-                request.tally.verify_s += verify_s
-            else:
-                request.tally.prefill_s += verify_s
-                self._counters.num_prompt_tokens += share.num_rows
-            if end is None or cut is None:
-                request.computed_len += share.num_rows
-                self._scheduler.publish(request)
-            elif end.is_broken:
-                self._scheduler.distrust(request)
-                error = "the target returned no finite score"
-                self._finish(request, Cut(0, FinishReason.ERROR), (), 0, error)
-            else:
-                self._join(request, draft, end, cut, was_decoding)
-
-    def _move_accepted(
-        self, batch: Batch, ends: list[WalkEnd | None], cuts: list[Cut | None]
-    ) -> None:
-        pairs = [
-            pair
-            for share, end, cut in zip(batch.shares, ends, cuts, strict=True)
-            if end is not None and cut is not None and not end.is_broken
-            if (pair := moves(share.request, end)) is not None
-        ]
-        if pairs:
-            self._target.move(torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]))
-
-    def _join(
-        self, request: RunningRequest, draft: MergedDraft, end: WalkEnd, cut: Cut, drafted: bool
-    ) -> None:
-        base_len, ids = request.known_len, end.choices[: cut.num_committed]
-        request.tokens.extend(ids)
-        request.computed_len = request.known_len - 1
-        self._scheduler.publish(request)
-        names = [draft.sources[node - 1] for node in end.nodes]
-        request.tally.count_round(draft.tree.num_nodes, end.num_accepted, names)
-        self._counters.count_round(draft.sources, end.nodes, cut.num_committed)
-        num_accepted = min(end.num_accepted, cut.num_committed)
-        if drafted and not request.request.params.uses_rejection:
-            self._planner.observe_round(
-                RoundOutcome(
-                    key=request.key,
-                    base_len=base_len,
-                    tree=draft.tree,
-                    sources=draft.sources,
-                    drafts=draft.drafts,
-                    choices=end.choices,
-                    num_accepted=end.num_accepted,
-                    num_committed=cut.num_committed,
-                )
-            )
-        if cut.finish_reason is not None:
-            self._finish(request, cut, ids, num_accepted)
-        else:
-            counts = request.tally.snapshot(request.num_output)
-            request.emit(TokenRun(request.request.request_id, ids, num_accepted, counts=counts))
-
-    def _finish(
-        self,
-        request: RunningRequest,
-        cut: Cut,
-        ids: tuple[int, ...],
-        num_accepted: int,
-        error: str = "",
-    ) -> None:
-        """The request leaves: pages, rows and sessions go back, its last run goes out."""
-        reason = cut.finish_reason
-        assert reason is not None, "only an end finishes a request"
-        self._requests.pop(request.key, None)
-        self._scheduler.remove(request)
-        self._rows.remove(request.key)
-        self._drafting.forget(request.key)
-        self._planner.forget(request.key)
-        self._counters.finished[reason.value] += 1
-        self._intake.count_left()
-        _log.info(
-            "request %s finished: %s, %d prompt and %d output tokens in %d rounds",
-            request.request.request_id,
-            reason.value,
-            request.tally.num_prompt,
-            request.num_output,
-            request.tally.num_rounds,
-        )
-        request.emit(
-            TokenRun(
-                request.request.request_id,
-                ids,
-                num_accepted,
-                finish_reason=reason,
-                stop_token_id=cut.stop_token_id,
-                counts=request.tally.snapshot(request.num_output),
-                error=error,
-            )
-        )
-
     def _count_step(self, batch: Batch, answers: Answers, verify_s: float, step_s: float) -> None:
         self._planner.observe_step(
             batch.num_rows,
@@ -321,12 +225,11 @@ class Engine:
             answers.wait_s,
             max(step_s - verify_s - answers.wait_s, 0.0),
         )
-        counters = self._counters
-        counters.num_steps += 1
-        counters.num_rows += batch.num_rows
-        counters.num_dropped_drafts += answers.num_dropped
-        counters.num_failed_exchanges += answers.has_failed
-        counters.draft_wait_s += answers.wait_s
-        counters.verify_s += verify_s
-        counters.step_s += step_s
-        counters.last_step_s = time.monotonic()
+        self._counters.count_step(
+            batch.num_rows,
+            num_dropped=answers.num_dropped,
+            has_failed=answers.has_failed,
+            wait_s=answers.wait_s,
+            verify_s=verify_s,
+            step_s=step_s,
+        )

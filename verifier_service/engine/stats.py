@@ -4,6 +4,7 @@ Holds no means (design 2): whoever reads forms them. Invariant: counts never go 
 fields named gauges do.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,26 @@ class EngineCounters:
             self.drafted_by_source.update(names)
         for node in nodes:
             self.accepted_by_source.update(sources[node - 1])
+
+    def count_step(
+        self,
+        num_rows: int,
+        *,
+        num_dropped: int,
+        has_failed: bool,
+        wait_s: float,
+        verify_s: float,
+        step_s: float,
+    ) -> None:
+        """One step of the engine. num_dropped: drafts that could not be used."""
+        self.num_steps += 1
+        self.num_rows += num_rows
+        self.num_dropped_drafts += num_dropped
+        self.num_failed_exchanges += has_failed
+        self.draft_wait_s += wait_s
+        self.verify_s += verify_s
+        self.step_s += step_s
+        self.last_step_s = time.monotonic()
 
     def snapshot(self, gauges: Gauges, num_evicted_pages: int) -> EngineStats:
         """These counters and the gauges as a value."""
