@@ -16,7 +16,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from cluster.fleet.messages import StreamItem, VerifierReport
 from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
-from cluster.http.ingress import Served
+from cluster.http.port import Served
 from protos.errors import OutriderError, Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import httpx
 
-from cluster.http.ingress import Front, FrontSettings, Served
+from cluster.http.ingress import Front, FrontSettings
+from cluster.http.port import Served
 from cluster.http.text import load_text
 from protos.generation import FinishReason, GenerationRequest, RunCounts, TokenRun
 from tests.tiny import byte_tokenizer

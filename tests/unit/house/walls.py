@@ -131,6 +131,7 @@ BROAD_EXCEPT_IN = (
     "verifier_service/engine/service.py",
     "drafter_service/server.py",
     "cluster/http/ingress.py",
+    "cluster/http/serving.py",
     "cluster/http/call.py",
     "cluster/fleet/deployments.py",
 )

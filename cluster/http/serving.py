@@ -1,0 +1,137 @@
+"""Orders become replies: generations are started, watched, and given back.
+
+Knows no bodies of requests and no routes. Invariant: a stream ends in exactly one `[DONE]`;
+whatever way a call ends, its generations are closed and its places given back.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from cluster.http import metrics, replies
+from cluster.http.answers import Answer, Echo, Tally
+from cluster.http.call import Call, EventStream
+from cluster.http.intake import Order
+from cluster.http.limits import Gate, Limits
+from cluster.http.logprobs import TokenWriter
+from cluster.http.port import Backend
+from cluster.http.text import ModelText, TextStream
+from cluster.http.waiting import while_connected
+from protos.errors import OutriderError
+
+logger = logging.getLogger(__name__)
+
+
+class Serving:
+    """Answers orders; one per ingress process. model: the name in replies to nameless orders."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        text: ModelText,
+        model: str,
+        limits: Limits,
+        counters: metrics.ServedCounters,
+    ) -> None:
+        self._backend = backend
+        self._text = text
+        self._model = model
+        self._limits = limits
+        self._counters = counters
+        self._gate = Gate(limits)
+
+    async def answer(self, request: Request, order: Order) -> Response:
+        """The reply, or a stream that has begun.
+
+        Raises: what the backend raises before the first token, Overloaded, ClientDisconnect.
+        """
+        asked = order.asked
+        head = replies.Head(
+            kind=order.kind,
+            reply_id=order.reply_id,
+            created=int(time.time()),
+            model=asked.model or self._model,
+            fingerprint=self._backend.served().fingerprint,
+            return_ids=bool(asked.return_token_ids),
+            include_usage=asked.include_usage,
+            has_logprobs=asked.num_logprobs is not None,
+            acceptance=asked.acceptance,
+        )
+        call = self._call(order)
+        if not asked.stream:
+            deltas = await while_connected(request, call.collect())
+            return JSONResponse(replies.reply(head, deltas, call.tally()))
+        # Serve cancels a stream whose client leaves; watching it as well left calls open.
+        await call.start()
+        return EventStream(events(head, call), call)
+
+    def _call(self, order: Order) -> Call:
+        asked, requests = order.asked, order.requests
+        limits = self._limits
+        ticket = self._gate.enter(len(requests))
+        answers = [
+            Answer(
+                index,
+                # The choices of one prompt count it once.
+                0 if index % (asked.n or 1) else len(request.prompt_ids),
+                TextStream(
+                    self._text.decode,
+                    asked.stop or (),
+                    include_stop=bool(asked.include_stop_str_in_output),
+                ),
+                TokenWriter(self._text.bytes_of) if asked.num_logprobs is not None else None,
+                self._echo(request.prompt_ids) if asked.echo else None,
+            )
+            for index, request in enumerate(requests)
+        ]
+        runs = [self._backend.generate(request) for request in requests]
+        self._counters.num_running = self._gate.num_running
+
+        def ended() -> None:
+            ticket.leave()
+            self._counters.num_running = self._gate.num_running
+            for request, answer in zip(requests, answers, strict=True):
+                finish = answer.finish or "abort"
+                self._counters.count_answer(answer.tally, finish)
+                _log_answer(request.request_id, answer.tally, finish)
+
+        timeout_s = min(filter(None, (asked.timeout_s, limits.timeout_s)), default=None)
+        return Call(answers, runs, ended, timeout_s)
+
+    def _echo(self, prompt_ids: tuple[int, ...]) -> Echo:
+        return Echo(self._text.decode(prompt_ids), prompt_ids)
+
+
+async def events(head: replies.Head, call: Call) -> AsyncGenerator[bytes, None]:
+    """The stream's bytes. An error becomes one event, then the end."""
+    seen: set[int] = set()
+    try:
+        async for delta in call.deltas():
+            is_first = delta.index not in seen
+            seen.add(delta.index)
+            if is_first or delta.text or delta.finish or delta.tokens or head.return_ids:
+                yield replies.chunk(head, delta, first=is_first)
+        if head.include_usage:
+            yield replies.usage_chunk(head, call.tally())
+    except OutriderError as error:
+        yield replies.event(replies.fault(error).body)
+    except Exception:
+        logger.exception("%s: stream failed", head.reply_id)
+        yield replies.event(replies.fault(None).body)
+    yield replies.DONE
+
+
+def _log_answer(request_id: str, tally: Tally, finish: str) -> None:
+    logger.info(
+        "%s: %s, %d prompt and %d output tokens, %d of %d drafted accepted, %.2f s",
+        request_id,
+        finish,
+        tally.num_prompt,
+        tally.num_output,
+        tally.num_accepted,
+        tally.num_drafted,
+        tally.total_s,
+    )
