@@ -3,15 +3,16 @@
 Pure: bytes in, checked requests out. Does not know the tokenizer, the verifier
 or HTTP. Invariant: nothing a user asked for is dropped in silence. A field is used, or it is
 unknown to every such API and tolerated, or it is known and refused unless its value changes
-nothing (`REFUSED`).
+nothing (`refused.REFUSED`).
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cluster.http.limits import Limits
+from cluster.http.prompts import prompts_of
+from cluster.http.refused import refuse_message_extras, refuse_unsupported
 from protos.errors import InvalidRequest
 from protos.generation import MAX_LOGPROBS
 from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
@@ -22,44 +23,6 @@ MAX_STOP_LEN: Final = 256
 MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 2048
 _MAX_MESSAGE: Final = 300
-
-REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "top_logprobs": (),
-    "prompt_logprobs": (0,),
-    "length_penalty": (1, 1.0),
-    "bad_words": ([],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "reasoning_effort": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": (),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "priority": (0,),
-}
-"""Known fields that are not supported, with the values beside null that change nothing."""
 
 
 def _as_list(value: object) -> object:
@@ -236,7 +199,7 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _first_error(error) from None
-    _refuse_unsupported(request.model_extra or {}, "")
+    refuse_unsupported(request.model_extra or {})
     if isinstance(request, CompletionRequest):
         if request.best_of not in (None, request.n or 1):
             raise InvalidRequest("best_of must equal n: all choices are returned", "best_of")
@@ -244,7 +207,7 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         for index, message in enumerate(request.messages):
-            _refuse_message_extras(message.model_extra or {}, f"messages[{index}].")
+            refuse_message_extras(message.model_extra or {}, f"messages[{index}].")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
     return request
@@ -262,64 +225,3 @@ def _first_error(error: ValidationError) -> InvalidRequest:
         elif part.isidentifier():
             path += f".{part}" if path else part
     return InvalidRequest(f"{path or 'body'}: {first['msg']}"[:_MAX_MESSAGE], path or None)
-
-
-def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
-    if value is None:
-        return True
-    return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
-
-
-def _refuse_unsupported(extras: Mapping[str, object], prefix: str) -> None:
-    for name, value in extras.items():
-        neutral = REFUSED.get(name)
-        if neutral is not None and not _is_neutral(value, neutral):
-            raise InvalidRequest(f"{prefix}{name} is not supported by this server", prefix + name)
-
-
-def _refuse_message_extras(extras: Mapping[str, object], prefix: str) -> None:
-    for name in ("tool_calls", "tool_call_id", "function_call", "audio"):
-        if extras.get(name):
-            raise InvalidRequest(f"{prefix}{name} is not supported by this server", prefix + name)
-
-
-def prompts_of(value: object, limits: Limits) -> tuple[str | tuple[int, ...], ...]:
-    """OpenAI's four prompt forms: text, texts, ids, lists of ids.
-
-    Raises: InvalidRequest for any other form, an empty prompt, or too many prompts.
-    """
-    if isinstance(value, str):
-        return (_text_prompt(value),)
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest("prompt must be text, token ids, or a list of either", "prompt")
-    if isinstance(value[0], int) and not isinstance(value[0], bool):
-        return (_ids_prompt(value),)
-    if len(value) > limits.max_prompts:
-        raise InvalidRequest(
-            f"prompt holds {len(value)} prompts, at most {limits.max_prompts} are served at once",
-            "prompt",
-        )
-    prompts: list[str | tuple[int, ...]] = []
-    for item in value:
-        if isinstance(item, list) == isinstance(value[0], list):
-            prompts.append(_ids_prompt(item) if isinstance(item, list) else _text_prompt(item))
-        else:
-            raise InvalidRequest("prompt mixes text and token ids", "prompt")
-    return tuple(prompts)
-
-
-def _text_prompt(value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest("prompt items must be all texts or all token ids", "prompt")
-    if not value:
-        raise InvalidRequest("prompt must not be empty", "prompt")
-    return value
-
-
-def _ids_prompt(value: list[object]) -> tuple[int, ...]:
-    if not value:
-        raise InvalidRequest("prompt must not be empty", "prompt")
-    for item in value:
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise InvalidRequest("prompt token ids must all be integers", "prompt")
-    return tuple(value)  # type: ignore[arg-type]  # checked item by item above
