@@ -4,6 +4,7 @@ Ids only: text belongs to the ingress. A request may arrive with committed outpu
 preemption, failover and replay are that one entrance (design, law 6).
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -41,7 +42,8 @@ class GenerationRequest:
 
     num_logprobs: best ids to report beside each output token, 0 for the token alone, None for no
     log probabilities. num_prompt_logprobs: the same for the prompt; a request that arrives with
-    output has had them.
+    output has had them. timeout_s: seconds that it has from when it is handed over, None for any
+    time; whoever holds it for a while hands on what is left (durations travel, never clock times).
     """
 
     request_id: str
@@ -52,12 +54,17 @@ class GenerationRequest:
     options: LogitOptions = field(default_factory=LogitOptions)
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_logprobs", "num_prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 raise InvalidRequest(f"{name} must be 0 to {MAX_LOGPROBS}, not {count}", name)
+        if self.timeout_s is not None and not 0.0 < self.timeout_s < math.inf:
+            raise InvalidRequest(
+                f"timeout_s must be a positive number of seconds, not {self.timeout_s}", "timeout_s"
+            )
 
 
 class FinishReason(StrEnum):
@@ -67,6 +74,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    DEADLINE = "deadline"
+    """The time that the request had (`timeout_s`) is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ _REASONS: Final = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
 }
 _MODE_OF: Final[dict[int, SpeculationMode]] = {wire: mode for mode, wire in _MODES.items()}
 _REASON_OF: Final[dict[int, FinishReason]] = {wire: reason for reason, wire in _REASONS.items()}
@@ -66,6 +67,7 @@ def encode_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
         options=encode_options(request.options),
         num_logprobs=request.num_logprobs,
         num_prompt_logprobs=request.num_prompt_logprobs,
+        timeout_s=request.timeout_s,
     )
 
 
@@ -89,6 +91,7 @@ def decode_generation_request(message: pb.GenerateRequest, limits: Limits) -> Ge
         num_prompt_logprobs=message.num_prompt_logprobs
         if message.HasField("num_prompt_logprobs")
         else None,
+        timeout_s=message.timeout_s if message.HasField("timeout_s") else None,
     )
 
 

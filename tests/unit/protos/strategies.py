@@ -237,6 +237,7 @@ def generation_requests() -> st.SearchStrategy[GenerationRequest]:
         options=st.just(LogitOptions()) | logit_options(),
         num_logprobs=st.none() | st.integers(0, 20),
         num_prompt_logprobs=st.none() | st.integers(0, 20),
+        timeout_s=st.none() | st.floats(1e-3, 1e5),
     )
 
 

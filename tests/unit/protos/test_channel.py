@@ -158,6 +158,8 @@ ERRORS = [
     errors.ContextTooLong("no", "prompt_ids"),
     errors.UnknownModel("no"),
     errors.Overloaded("no", 2.5),
+    errors.Cancelled("no"),
+    errors.DeadlineExceeded("no"),
     errors.ConfigError("no"),
     errors.IncompatiblePair("no"),
     errors.ProtocolError("no"),

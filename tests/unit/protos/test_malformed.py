@@ -299,6 +299,7 @@ BAD_GENERATION = {
         edit(speculation__drafters=["d"] * 65),
         edit(speculation__plan__kind=0),
     ],
+    "timeout_s": [edit(timeout_s=t) for t in (0.0, -1.0, float("inf"), float("nan"))],
 }
 
 
