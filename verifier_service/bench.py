@@ -71,6 +71,7 @@ def _print_table(result: dict[str, object]) -> None:
 
     print(" context  figure                    ratio   spread      variant ms  baseline ms")
     plain, steps = result["plain"], result["steps"]
+    rows(result["batch"], "")
     assert isinstance(plain, dict)
     assert isinstance(steps, dict)
     for context, figure in plain.items():

@@ -7,7 +7,9 @@ one step cost, as a chain and as a branching tree, against a one-token step.
 What would confound it: a busy machine (variants are interleaved, ratios are formed within one
 repeat, spread is printed), first calls (warmed up), prefill (decoding alone is timed, from the
 first new token to the last), the text (both sides decode the same prompt and ignore ends), rows
-that return nothing (every row of a step returns logits). Invariance is on; the run says so.
+that return nothing (every row of a step returns logits), text found again (the prefix cache is
+off). Invariance is on; the run says so. `bench_batch` asks what eight requests and a long prompt
+cost.
 """
 
 import json
@@ -27,13 +29,10 @@ from transformers.generation.streamers import BaseStreamer
 from protos.errors import ConfigError
 from protos.generation import GenerationRequest, Speculation, SpeculationMode, TokenRun
 from protos.params import SamplingParams
+from verifier_service.bench_batch import LONG_PROMPT, measure_batch, plain_engine
+from verifier_service.bench_figure import Figure
 from verifier_service.device import describe_device
-from verifier_service.engine.draft_form import TargetEnd
-from verifier_service.engine.drafting import DraftExchange
 from verifier_service.engine.loop import Engine
-from verifier_service.engine.rows import PagedRows
-from verifier_service.engine.settings import EngineSettings
-from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.model.load import load_target
 from verifier_service.model.target import TransformersTarget
 from verifier_service.step import Span
@@ -62,39 +61,6 @@ class BenchSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One quantity over the repeats: times of the variant and of its baseline, in milliseconds.
-
-    ratios: baseline over variant when `is_speed`, else variant over baseline.
-    """
-
-    variant_ms: tuple[float, ...]
-    baseline_ms: tuple[float, ...]
-    is_speed: bool = False
-
-    @property
-    def ratios(self) -> list[float]:
-        """One per repeat."""
-        pairs = zip(self.variant_ms, self.baseline_ms, strict=True)
-        return [b / v if self.is_speed else v / b for v, b in pairs]
-
-    @property
-    def ratio(self) -> float:
-        """The median."""
-        return round(statistics.median(self.ratios), 3)
-
-    def as_json(self) -> dict[str, object]:
-        """Medians, and the ratio's spread."""
-        return {
-            "ratio": self.ratio,
-            "min": round(min(self.ratios), 3),
-            "max": round(max(self.ratios), 3),
-            "variant_ms": round(statistics.median(self.variant_ms), 2),
-            "baseline_ms": round(statistics.median(self.baseline_ms), 2),
-        }
-
-
 class _Clock(BaseStreamer):  # type: ignore[misc]  # transformers is not typed for mypy
     """Notes when generate hands out each token."""
 
@@ -118,9 +84,11 @@ def measure(settings: BenchSettings) -> dict[str, object]:
         settings.model, dtype=settings.dtype, local_files_only=True, attn_implementation="sdpa"
     )
     model = model.to(settings.device).eval()
-    ids = _prompt_ids(settings, max(settings.contexts) + 64, target.facts.vocab_size)
-    engine = _plain_engine(target)
+    count = max(*settings.contexts, LONG_PROMPT - 64) + 64
+    ids = _prompt_ids(settings, count, target.facts.vocab_size)
+    engine = plain_engine(target, _NUM_SLOTS, 8)
     plain = {c: _plain(engine, model, ids[:c], settings) for c in settings.contexts}
+    batch = measure_batch(engine, model, ids, settings.repeats)
     del model, engine
     target.allocate(_NUM_SLOTS)
     steps = {c: _steps(target, ids, c, settings) for c in settings.contexts}
@@ -130,6 +98,8 @@ def measure(settings: BenchSettings) -> dict[str, object]:
         },
         # The keys without a context are the first context's.
         **{name: figure.as_json()["ratio"] for name, figure in steps[settings.contexts[0]].items()},
+        **{name: figure.as_json()["ratio"] for name, figure in batch.items()},
+        "batch": {name: figure.as_json() for name, figure in batch.items()},
         "plain": {str(c): figure.as_json() for c, figure in plain.items()},
         "steps": {
             str(c): {name: figure.as_json() for name, figure in figures.items()}
@@ -149,14 +119,6 @@ def measure(settings: BenchSettings) -> dict[str, object]:
             "repeats": settings.repeats,
         },
     }
-
-
-def _plain_engine(target: TransformersTarget) -> Engine:
-    """The real engine, with nothing that drafts."""
-    facts, rows = target.facts, PagedRows(target)
-    end = TargetEnd(facts.vocab_size, facts.max_context, facts.digest, {})
-    settings = EngineSettings(num_slots=_NUM_SLOTS, max_running=4)
-    return Engine(target, DraftExchange(end, rows), StaticPlanner(), settings, rows)
 
 
 def _plain(
