@@ -2,10 +2,11 @@
 
 Two parts. `find_multiple` measures, for every distinct matrix, to what multiple rows must be
 padded so that a row's result ignores its neighbours and their number; where no padding does, it
-limits how many rows that matrix takes at once. `check_steps` then runs
-small steps through the whole target (prompt in one chunk, in pieces, token by token on scattered
-slots, branching trees, several requests at once) and compares logits with torch.equal. Nothing
-is taken on faith from another machine; what fails is reported, not hidden.
+limits how many rows that matrix takes at once, and looks for another form of the product that
+takes more with the same sums. `check_steps` then runs small steps through the whole target (prompt
+in one chunk, in pieces, token by token on scattered slots, branching trees, several requests at
+once) and compares logits with torch.equal. Nothing is taken on faith from another machine; what
+fails is reported, not hidden.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,6 +25,8 @@ _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 _LEAST_LIMIT = 16
 """Matrices are not cut into parts of fewer rows than this: such a target is reported instead."""
+_WIDE_ROWS = (256, 128, 64)
+"""Numbers of rows tried for the other form of a limited matrix, in this order."""
 CHECK_SLOTS = 512
 """Slots that check_steps needs."""
 
@@ -34,6 +37,7 @@ class Matrix:
 
     kind: what tells products of the same shape apart (a residual added by the kernel).
     limit: makes `apply` take at most so many rows at once; None where that cannot be done.
+    widen: makes it take more than that, up to so many, in another form (0: not); None: has none.
     """
 
     num_outputs: int
@@ -41,6 +45,12 @@ class Matrix:
     apply: Callable[[torch.Tensor], torch.Tensor]
     kind: str = "product"
     limit: Callable[[int], None] | None = None
+    widen: Callable[[int], None] | None = None
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Equal for matrices whose kernels are the same."""
+        return self.num_outputs, self.num_inputs, self.kind
 
 
 @torch.inference_mode()
@@ -53,7 +63,7 @@ def find_multiple(
     the most rows up to which all agree. device: where the matrices are; None: the CPU.
     """
     found = list(matrices)
-    distinct = {(m.num_outputs, m.num_inputs, m.kind): m for m in found}
+    distinct = {matrix.key: matrix for matrix in found}
     failed = ""
     for multiple in MULTIPLES:
         failed = _failure(distinct.values(), multiple, dtype, device)
@@ -66,7 +76,26 @@ def find_multiple(
     for matrix in found:
         if matrix.limit is not None:
             matrix.limit(rows)
+    for key, matrix in distinct.items():
+        wide = _wide_rows(matrix, multiple, dtype, device)
+        for alike in found:
+            if alike.key == key and alike.widen is not None:
+                alike.widen(wide)
     return multiple, _failure(distinct.values(), multiple, dtype, device)
+
+
+def _wide_rows(
+    matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
+) -> int:
+    """The most rows that a limited matrix's other form takes with the same sums; 0 for none."""
+    if matrix.widen is None:
+        return 0
+    most = _counts(matrix, multiple)[-1]
+    for rows in _WIDE_ROWS:
+        matrix.widen(rows)
+        if rows <= most and not _first_difference(matrix, multiple, dtype, device):
+            return rows
+    return 0
 
 
 def _failure(

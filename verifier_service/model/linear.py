@@ -3,8 +3,9 @@
 oneDNN repacks a plain bf16 weight on every call; packed once, the same product takes half the
 time at a few rows and gives the same bits (measured on torch 2.13, Zen 4). Float32, builds without
 oneDNN and other devices than the CPU keep the plain weight. Where kernels change their sums with
-the number of rows (AMX does beyond 32 for some shapes), the invariance check sets a limit, and more
-rows are multiplied in parts. Knows no model.
+the number of rows (AMX does beyond 32 for some shapes), the invariance check sets a limit; more
+rows are multiplied in parts, or as W x^T, whose sums that check found to be the same. Knows no
+model.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -35,6 +36,8 @@ class Linear:
         self.shape = (int(weight.shape[0]), int(weight.shape[1]))
         self._bias = None if bias is None else bias.detach().clone()
         self._most_rows: int | None = None
+        self._wide_rows = 0
+        self._plain: torch.Tensor | None = None
         self._packed = can_pack(weight.dtype, weight.device)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
@@ -51,19 +54,54 @@ class Linear:
             return self.add(x, residual)
 
         return [
-            Matrix(*self.shape, self, limit=self.limit),
-            Matrix(*self.shape, added, "product and residual", self.limit),
+            Matrix(*self.shape, self, limit=self.limit, widen=self.widen),
+            Matrix(*self.shape, added, "product and residual", self.limit, self.widen),
         ]
 
     def limit(self, most_rows: int) -> None:
         """Multiply at most so many rows at once from now on."""
         self._most_rows = min(most_rows, self._most_rows or most_rows)
 
+    def widen(self, wide_rows: int) -> None:
+        """Beyond the limit, multiply up to so many rows at once as W x^T; 0: in parts as limited.
+
+        Keeps a second copy of a packed weight.
+        """
+        self._wide_rows = wide_rows
+        if not wide_rows:
+            self._plain = None
+        elif self._plain is None:
+            self._plain = self._weight.to_dense() if self._packed else self._weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, I] -> [R, O]."""
         if self._most_rows is None or len(x) <= self._most_rows:
             return self._product(x)
-        return torch.cat([self._product(part) for part in x.split(self._most_rows)])  # type: ignore[no-untyped-call]
+        return torch.cat([self._wide(part) for part in self._parts(x)])
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual [R, O] + x W^T + b, rounded once where the kernel can."""
+        if self._most_rows is None or len(x) <= self._most_rows:
+            return self._sum(x, residual)
+        parts = zip(self._parts(x), self._parts(residual), strict=True)
+        return torch.cat([self._wide_sum(*part) for part in parts])
+
+    def _parts(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts: tuple[torch.Tensor, ...] = x.split(self._wide_rows or self._most_rows)  # type: ignore[no-untyped-call]
+        return parts
+
+    def _wide(self, x: torch.Tensor) -> torch.Tensor:
+        if self._plain is None:
+            return self._product(x)
+        if self._bias is None:
+            return torch.mm(self._plain, x.t()).t()
+        return torch.addmm(self._bias[:, None], self._plain, x.t()).t()
+
+    def _wide_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self._plain is None:
+            return self._sum(x, residual)
+        whole = torch.addmm(residual.t(), self._plain, x.t()).t()
+        return whole if self._bias is None else whole + self._bias
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if not self._packed:
@@ -72,14 +110,6 @@ class Linear:
             x, self._weight, self._bias, "none", [], ""
         )
         return y
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual [R, O] + x W^T + b, rounded once where the kernel can."""
-        if self._most_rows is None or len(x) <= self._most_rows:
-            return self._sum(x, residual)
-        cut = self._most_rows
-        parts = zip(x.split(cut), residual.split(cut), strict=True)  # type: ignore[no-untyped-call]
-        return torch.cat([self._sum(*part) for part in parts])
 
     def _sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if x.is_cuda and self._bias is None:

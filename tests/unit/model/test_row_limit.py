@@ -12,11 +12,18 @@ class Moody:
     def __init__(self, *turns: int) -> None:
         self._turns = turns
         self._most_rows = 1 << 20
+        self.wide_rows = 0
+        self.wide_turn = 0
 
     def limit(self, most_rows: int) -> None:
         self._most_rows = most_rows
 
+    def widen(self, wide_rows: int) -> None:
+        self.wide_rows = wide_rows
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.wide_rows and len(x) > self._most_rows:
+            return torch.cat([p + (len(p) > self.wide_turn) for p in x.split(self.wide_rows)])
         parts = x.split(self._most_rows)
         return torch.cat([part + sum(len(part) > turn for turn in self._turns) for part in parts])
 
@@ -26,6 +33,24 @@ def test_rows_are_limited_where_kernels_change_their_sums() -> None:
     matrices = [Matrix(8, 8, moody, limit=moody.limit), Matrix(16, 8, steady, limit=steady.limit)]
     assert find_multiple(matrices, torch.float32) == (4, "")
     assert len(moody(torch.zeros(70, 8)).unique()) == 1
+
+
+def test_a_limited_product_takes_the_most_rows_that_its_other_form_multiplies_alike() -> None:
+    good, bad = Moody(32), Moody(32)
+    good.wide_turn = 128
+    matrices = [Matrix(8, 8, good, limit=good.limit, widen=good.widen)]
+    matrices.append(Matrix(16, 8, bad, limit=bad.limit, widen=bad.widen))
+    assert find_multiple(matrices, torch.float32) == (4, "")
+    assert (good.wide_rows, bad.wide_rows) == (128, 0)
+
+
+def test_the_other_form_is_given_to_every_matrix_of_a_shape() -> None:
+    twins = [Moody(32), Moody(32)]
+    for twin in twins:
+        twin.wide_turn = 64
+    matrices = [Matrix(8, 8, twin, limit=twin.limit, widen=twin.widen) for twin in twins]
+    find_multiple(matrices, torch.float32)
+    assert [twin.wide_rows for twin in twins] == [64, 64]
 
 
 def test_a_product_that_cannot_be_limited_is_reported() -> None:
@@ -51,3 +76,27 @@ def test_a_limited_linear_multiplies_in_parts() -> None:
     torch.testing.assert_close(linear.add(x, residual), added)
     parts = [linear(part) for part in x.split(16)]
     assert torch.equal(linear(x), torch.cat(parts))
+
+
+def test_a_widened_linear_gives_the_same_product() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for bias in (None, torch.randn(24, generator=generator)):
+        linear = Linear(torch.randn(24, 16, generator=generator), bias)
+        x = torch.randn(50, 16, generator=generator)
+        residual = torch.randn(50, 24, generator=generator)
+        whole, added = linear(x), linear.add(x, residual)
+        linear.limit(8)
+        linear.widen(32)
+        torch.testing.assert_close(linear(x), whole)
+        torch.testing.assert_close(linear.add(x, residual), added)
+        assert linear(x).is_contiguous()
+
+
+def test_a_widened_packed_linear_multiplies_its_own_weight() -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(32, 64, generator=generator).bfloat16()
+    x = torch.randn(48, 64, generator=generator).bfloat16()
+    linear = Linear(weight)
+    linear.limit(16)
+    linear.widen(64)
+    torch.testing.assert_close(linear(x), x @ weight.t())
