@@ -37,12 +37,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Usable drafts by request key, how long the step was held, what was lost on the way."""
+    """Usable drafts by request key, how long the step was held, what was lost on the way.
+
+    asks: what was asked, of whom.
+    """
 
     drafts: dict[int, list[Draft]]
     wait_s: float = 0.0
     num_dropped: int = 0
     has_failed: bool = False
+    asks: Sequence[DraftAsk] = ()
 
 
 def view_of(request: RunningRequest) -> SequenceView:
@@ -86,9 +90,8 @@ class Asking:
             answered = self._drafting.exchange(asks, min(deadline_s, self._max_wait_s))
         except OutriderError as error:
             _log.warning("draft exchange failed, stepping without drafts: %s", error)
-            return Answers({}, time.perf_counter() - began, has_failed=True)
-        wait_s = time.perf_counter() - began
-        return self._checked({ask.view.key: ask.view for ask in asks}, answered, wait_s)
+            return Answers({}, time.perf_counter() - began, has_failed=True, asks=asks)
+        return self._checked(asks, answered, time.perf_counter() - began)
 
     def admit(
         self, decoding: Sequence[RunningRequest], answers: Answers, room: int
@@ -135,8 +138,9 @@ class Asking:
         return plans, max(deadline_s, wait_s(asked, sources))
 
     def _checked(
-        self, views: dict[int, SequenceView], answered: dict[int, list[Draft]], wait_s: float
+        self, asks: Sequence[DraftAsk], answered: dict[int, list[Draft]], wait_s: float
     ) -> Answers:
+        views = {ask.view.key: ask.view for ask in asks}
         usable: dict[int, list[Draft]] = {}
         num_dropped = 0
         for key, drafts in answered.items():
@@ -146,7 +150,7 @@ class Asking:
                 num_dropped += good is not draft
                 if good is not None:
                     usable.setdefault(key, []).append(good)
-        return Answers(usable, wait_s, num_dropped)
+        return Answers(usable, wait_s, num_dropped, asks=asks)
 
     def _usable(self, draft: Draft, view: SequenceView) -> Draft | None:
         if not is_draft_usable(draft, view.base_len, self._vocab_size):

@@ -6,6 +6,7 @@ past this file, and nothing that is not understood is kept.
 
 import logging
 import time
+from dataclasses import replace
 
 from protos.codec import Malformed
 from protos.errors import IncompatiblePair, ProtocolError
@@ -128,7 +129,7 @@ class DraftDesk:
             tally.add("in_time" if in_time else "late")
             newest = entry.session.latest
             if newest is None or newest.result.base_len <= result.base_len:
-                entry.session.latest = reply
+                entry.session.latest = replace(reply, drafter_s=drafter_s)
 
     def _take_ack(
         self, event: AckIn, peer: DraftPeer, tally: SourceTally, step: DraftRound | None

@@ -50,11 +50,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A draft that came back, with the question it answers."""
+    """A draft that came back, with the question it answers. drafter_s: see `Draft`."""
 
     result: DraftResult
     question: Question
     latency_s: float
+    drafter_s: float = 0.0
 
 
 class DraftSession:

@@ -315,4 +315,5 @@ class DraftExchange:
             latency_s=reply.latency_s,
             was_late=bool(committed),
             q=q,
+            drafter_s=reply.drafter_s,
         )

@@ -28,6 +28,7 @@ from verifier_service.engine.stats import EngineCounters, EngineStats, Gauges
 from verifier_service.sampling.chooser import chooser_of
 from verifier_service.sampling.walk import WalkEnd, walk
 from verifier_service.step import Target
+from verifier_service.trace.tracer import StepTimes, Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +43,18 @@ class Engine:
         planner: Planner,
         settings: EngineSettings,
         rows: PagedRows | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """Allocates the target's pool. rows: the reader that `drafting` was made with, if any."""
+        """Allocates the target's pool. rows: the reader that `drafting` was made with, if any.
+
+        tracer: is told of every step, and closed with the engine.
+        """
         facts = target.facts
         num_pages = settings.num_slots // settings.page_size
         self._target = target
         self._drafting = drafting
         self._planner = planner
+        self._tracer = tracer
         self._rows = rows or PagedRows(target)
         self._pool = PagePool(num_pages, settings.page_size)
         # The pool is this target's alone, and what rows are kept was fixed when it was loaded.
@@ -130,12 +136,19 @@ class Engine:
         shares = self._schedule()
         if not shares:
             self._counters.last_step_s = time.monotonic()
+            if self._tracer is not None:
+                self._tracer.flush()
             return False
         answers = self._asking.ask(self._scheduler.running)
         batch = build_batch(shares, self._admit(shares, answers))
-        ends, verify_s = self._verify(batch)
+        ends, forward_s, choose_s = self._verify(batch)
+        verify_s = forward_s + choose_s
         self._committing.commit(batch, ends, answers.wait_s, verify_s)
-        self._count_step(batch, answers, verify_s, time.perf_counter() - began)
+        step_s = time.perf_counter() - began
+        self._count_step(batch, answers, verify_s, step_s)
+        if self._tracer is not None:
+            times = StepTimes(began + step_s, step_s, forward_s, choose_s)
+            self._tracer.stepped(batch, ends, answers, times, self._planner)
         return True
 
     def fail_all(self, error: str) -> None:
@@ -148,6 +161,8 @@ class Engine:
         """Close the draft exchange; call once, after the last step."""
         self.fail_all("the verifier is shutting down")
         self._drafting.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def check_idle(self) -> None:
         """With nothing running every page is free or cached; an AssertionError means a bug."""
@@ -169,6 +184,8 @@ class Engine:
     def _enter(self, request: RunningRequest) -> None:
         self._counters.num_requests += 1
         self._requests[request.key] = request
+        if self._tracer is not None:
+            self._tracer.opened(request)
         ended = request.arrived_finished()
         if ended is not None:
             self._committing.finish(request, ended)
@@ -184,6 +201,8 @@ class Engine:
             self._counters.num_preemptions += 1
             self._drafting.forget(request.key)
             request.tally.waiting_since_s = now
+            if self._tracer is not None:
+                self._tracer.preempted(request)
         for request in self._scheduler.admitted:
             request.tally.queue_s += now - request.tally.waiting_since_s
             if not request.tally.was_admitted:
@@ -205,16 +224,17 @@ class Engine:
                 admitted[request.key] = draft.cut_to(draft.tree.best(seats))
         return admitted
 
-    def _verify(self, batch: Batch) -> tuple[list[WalkEnd | None], float]:
-        """One forward of the target, then its own choices along every tree."""
+    def _verify(self, batch: Batch) -> tuple[list[WalkEnd | None], float, float]:
+        """One forward of the target, then its own choices along every tree; seconds of each."""
         began = time.perf_counter()
         with torch.inference_mode():
             logits = self._target.forward(batch.spans)
+            chosen_from = time.perf_counter()
             starts = [start for start in batch.walks if start is not None]
             walked = iter(walk(starts, chooser_of(logits, starts)))
             ends = [None if start is None else next(walked) for start in batch.walks]
             read_logprobs(logits, batch, ends)
-        return ends, time.perf_counter() - began
+        return ends, chosen_from - began, time.perf_counter() - chosen_from
 
     def _count_step(self, batch: Batch, answers: Answers, verify_s: float, step_s: float) -> None:
         self._planner.observe_step(

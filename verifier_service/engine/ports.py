@@ -79,7 +79,8 @@ class DraftAsk:
 class Draft:
     """What one source answered for one request, already re-rooted to the current base_len.
 
-    wait_s: how long the step was held for it (0 when it came in time or late).
+    latency_s: from the question to the answer; drafter_s: of it in the drafter's queue and its
+    passes.
     """
 
     source: str
@@ -89,6 +90,7 @@ class Draft:
     latency_s: float = 0.0
     was_late: bool = False
     q: tuple[SparseQ, ...] = ()
+    drafter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,21 @@ class RoundOutcome:
     choices: tuple[int, ...]
     num_accepted: int
     num_committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReason:
+    """What a planner says of the newest step, for traces; empty and 0 where it says nothing.
+
+    why: what it chose, or why it drafted nothing. plain_s: verification without drafts, and
+    predicted_s: with those admitted, by its cost model. expected: tokens that all requests
+    together were thought to commit.
+    """
+
+    why: str = ""
+    plain_s: float = 0.0
+    predicted_s: float = 0.0
+    expected: float = 0.0
 
 
 class Planner(Protocol):

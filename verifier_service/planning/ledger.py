@@ -6,10 +6,10 @@ measurement), so that a hiccup of the machine is charged to nobody; waits enter 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protos.generation import SpeculationMode
-from verifier_service.engine.ports import RoundOutcome, SequenceView
+from verifier_service.engine.ports import RoundOutcome, SequenceView, StepReason
 from verifier_service.planning.bank import CreditBank
 from verifier_service.planning.costs import VerifyCosts
 from verifier_service.planning.worth import Worth
@@ -65,6 +65,7 @@ class Ledger:
         self._drafted = 0
         self._step: _Step | None = None
         self._num_decoding = 1
+        self._reason = StepReason()
 
     def open_step(self, views: Sequence[SequenceView]) -> bool:
         """Settle the step before and begin the next; False when speculating does not pay now."""
@@ -77,12 +78,16 @@ class Ledger:
         self._step = None
         self._drafted = 0
         self._has_asked = False
+        self._reason = StepReason()
         self._has_prompts = any(not v.decoding for v in views)
         self._num_decoding = sum(v.decoding for v in views)
         self._speculating = {
             v.key for v in views if v.decoding and v.speculation.mode is SpeculationMode.AUTO
         }
-        return self._worth.open_step(frozenset(self._speculating))
+        pays = self._worth.open_step(frozenset(self._speculating))
+        if not pays:
+            self._reason = StepReason("paused: drafting has not paid")
+        return pays
 
     def _settle(self, step: _Step, committed: dict[int, int]) -> None:
         self._bank.settle(committed, step.plain_s, step.elapsed_s)
@@ -106,9 +111,10 @@ class Ledger:
         """
         return max(sum(view.decoding for view in views), 1)
 
-    def note_label(self, label: tuple[str, ...]) -> None:
-        """Which option was chosen."""
+    def note_label(self, label: tuple[str, ...], expected: float = 0.0) -> None:
+        """Which option was chosen, and the tokens it promises for this step, if that is known."""
         name = "/".join(label)
+        self._reason = StepReason(name, expected=expected)
         self.counts.chosen[name] = self.counts.chosen.get(name, 0) + 1
 
     def note_admitted(self, num_nodes: int) -> None:
@@ -156,6 +162,11 @@ class Ledger:
         counts.wait_s += wait_s
         counts.predicted_s += predicted_s
         counts.plain_equivalent_s += plain_s
+        self._reason = replace(self._reason, plain_s=plain_s, predicted_s=predicted_s)
+
+    def reason(self) -> StepReason:
+        """What is known of why the newest step was as it was."""
+        return self._reason
 
     def forget(self, key: int) -> None:
         """The request left; its last step is still settled into the whole."""

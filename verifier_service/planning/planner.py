@@ -61,6 +61,7 @@ class AdaptivePlanner:
             self._settings.extra_share, self._settings.grant_steps, self._settings.loan_steps
         )
         self._ledger = Ledger(verify, self._bank)
+        self.reason = self._ledger.reason  # why the newest step drafted as it did, for traces
         self._learning = Learning(
             self._evidence, self._calibration, self._prospects, self._delays, self._probing
         )
@@ -247,7 +248,7 @@ class AdaptivePlanner:
             best = current
         self._label = made[best.index].option.label
         self._in_use = frozenset(info.name for info in made[best.index].waited)
-        self._ledger.note_label(self._label if sum(best.num_nodes) else ("none",))
+        self._ledger.note_label(self._label if sum(best.num_nodes) else ("none",), best.expected)
         return best
 
     def _waited_plans(
