@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.http.answers import Answer, Delta, Tally
-from cluster.http.waiting import within
+from cluster.http.waiting import end_all, within
 from protos.errors import PeerUnavailable
 from protos.generation import TokenRun
 
@@ -117,9 +117,7 @@ async def _merge(parts: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 class EventStream(StreamingResponse):
@@ -136,5 +134,7 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
-            await self._call.aclose()
+            try:
+                await self._events.aclose()
+            finally:
+                await self._call.aclose()

@@ -119,8 +119,12 @@ class Front:
         served = self._backend.served()
         return JSONResponse({"status": "ok", "drafters": served.drafters})
 
+    def samples(self) -> list[metrics.Sample]:
+        """What this process counts."""
+        return list(self._counters.samples())
+
     async def _metrics(self, request: Request) -> Response:
-        own = list(self._counters.samples())
+        own = self.samples()
         peers = list(metrics.flatten("outrider", await self._backend.statistics()))
         return PlainTextResponse(metrics.render(own + peers))
 

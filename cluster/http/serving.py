@@ -7,6 +7,7 @@ whatever way a call ends, its generations are closed and its places given back.
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -60,19 +61,39 @@ class Serving:
             has_logprobs=asked.num_logprobs is not None,
             acceptance=asked.acceptance,
         )
-        call = self._call(order)
-        if not asked.stream:
-            deltas = await while_connected(request, call.collect())
-            return JSONResponse(replies.reply(head, deltas, call.tally()))
-        # Serve cancels a stream whose client leaves; watching it as well left calls open.
-        await call.start()
-        return EventStream(events(head, call), call)
+        async with AsyncExitStack() as owner:
+            # The call is this function's until a stream takes it: a client may leave, or Serve
+            # cancel, between the first token and the stream.
+            call = self._call(order)
+            owner.push_async_callback(call.aclose)
+            if not asked.stream:
+                deltas = await while_connected(request, call.collect())
+                return JSONResponse(replies.reply(head, deltas, call.tally()))
+            await while_connected(request, call.start())
+            owner.pop_all()
+            return EventStream(events(head, call), call)
 
     def _call(self, order: Order) -> Call:
         asked, requests = order.asked, order.requests
-        limits = self._limits
+        answers = self._answers(order)
         ticket = self._gate.enter(len(requests))
-        answers = [
+        runs = [self._backend.generate(request) for request in requests]
+        self._counters.num_running = self._gate.num_running
+
+        def ended() -> None:
+            ticket.leave()
+            self._counters.num_running = self._gate.num_running
+            for request, answer in zip(requests, answers, strict=True):
+                finish = answer.finish or "abort"
+                self._counters.count_answer(answer.tally, finish)
+                _log_answer(request.request_id, answer.tally, finish)
+
+        times = (asked.timeout_s, self._limits.timeout_s)
+        return Call(answers, runs, ended, min(filter(None, times), default=None))
+
+    def _answers(self, order: Order) -> list[Answer]:
+        asked = order.asked
+        return [
             Answer(
                 index,
                 # The choices of one prompt count it once.
@@ -85,21 +106,8 @@ class Serving:
                 TokenWriter(self._text.bytes_of) if asked.num_logprobs is not None else None,
                 self._echo(request.prompt_ids) if asked.echo else None,
             )
-            for index, request in enumerate(requests)
+            for index, request in enumerate(order.requests)
         ]
-        runs = [self._backend.generate(request) for request in requests]
-        self._counters.num_running = self._gate.num_running
-
-        def ended() -> None:
-            ticket.leave()
-            self._counters.num_running = self._gate.num_running
-            for request, answer in zip(requests, answers, strict=True):
-                finish = answer.finish or "abort"
-                self._counters.count_answer(answer.tally, finish)
-                _log_answer(request.request_id, answer.tally, finish)
-
-        timeout_s = min(filter(None, (asked.timeout_s, limits.timeout_s)), default=None)
-        return Call(answers, runs, ended, timeout_s)
 
     def _echo(self, prompt_ids: tuple[int, ...]) -> Echo:
         return Echo(self._text.decode(prompt_ids), prompt_ids)

@@ -5,9 +5,9 @@ before the error comes out, so that nothing goes on computing for nobody.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -41,6 +41,7 @@ async def within(
 async def while_connected(request: Request, work: Coroutine[object, object, _T]) -> _T:
     """What `work` returns. Its body was read; a client that leaves meanwhile cancels the work.
 
+    The work may be done when this raises: a result that wants closing stays the caller's to close.
     Raises: ClientDisconnect, and what `work` raises.
     """
     working = asyncio.ensure_future(work)
@@ -48,13 +49,28 @@ async def while_connected(request: Request, work: Coroutine[object, object, _T])
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await end_all([working, leaving])
     # Both may be done: the word that the client left has been read, nobody will hear it again.
     if not leaving.cancelled():
         raise ClientDisconnect
     return working.result()
+
+
+async def end_all(tasks: Sequence["asyncio.Future[Any]"]) -> None:
+    """Cancel the tasks and wait until all have ended, however often the waiter is cancelled."""
+    for task in tasks:
+        task.cancel()
+    again: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            again = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+    if again is not None:
+        raise again
 
 
 async def _left(request: Request) -> None:
