@@ -21,6 +21,7 @@ from verifier_service.config import (
     Device,
     EngineSection,
     TlsSection,
+    TraceSection,
 )
 
 NGRAM = "ngram"
@@ -84,6 +85,9 @@ class VerifierSection(Section):
     replicas: int = Field(default=1, ge=1, le=1024, description="Replicas.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Bounds.")
     drain_s: Seconds = Field(default=60.0, description="How long running requests may finish.")
+    traces: TraceSection | None = Field(
+        default=None, description="Record rounds, on each replica's own machine; null: none."
+    )
     placement: Placement = Field(
         default_factory=lambda: Placement(num_cpus=1.0), description="Resources of a replica."
     )

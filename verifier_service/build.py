@@ -5,13 +5,21 @@ reached while starting costs speed only: the verifier serves without it.
 """
 
 import logging
+import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos.channel import Security, TlsFiles
 from protos.errors import ConfigError, OutriderError, PeerUnavailable
 from protos.exchange import DrafterReplica
-from verifier_service.config import EMBEDDED, EngineSection, RemoteDrafter, VerifierSettings
+from verifier_service.config import (
+    EMBEDDED,
+    EngineSection,
+    RemoteDrafter,
+    TraceSection,
+    VerifierSettings,
+)
 from verifier_service.device import resolve_device
 from verifier_service.engine.draft_form import TargetEnd
 from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
@@ -31,7 +39,10 @@ from verifier_service.pairs.text import read_text, text_ids
 from verifier_service.planning.costs import VerifyCosts
 from verifier_service.planning.measure import load_or_measure
 from verifier_service.planning.planner import AdaptivePlanner
-from verifier_service.step import TapSpec, Target
+from verifier_service.step import TapSpec, Target, TargetFacts
+from verifier_service.trace.records import Header
+from verifier_service.trace.tracer import Tracer
+from verifier_service.trace.writer import TraceWriter
 
 _log = logging.getLogger(__name__)
 
@@ -73,9 +84,9 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
         pair_book(target, end, directory, settings.engine.min_agreement),
     )
     planner = _planner(settings, target)
-    engine = Engine(
-        target, exchange, planner, engine_settings(settings.engine, facts.bytes_per_slot), rows
-    )
+    sizes = engine_settings(settings.engine, facts.bytes_per_slot)
+    tracer = tracer_of(settings.traces, facts)
+    engine = Engine(target, exchange, planner, sizes, rows, tracer)
     for drafter in settings.drafters:
         exchange.set_replicas(drafter.name, [DrafterReplica(drafter.address)])
     return VerifierParts(EngineService(engine), exchange)
@@ -92,6 +103,23 @@ def pair_book(
         return None
     text = read_text(target, text_ids(directory, end.vocab_size), tuple(end.taps or ()))
     return PairBook(text, end, min_agreement)
+
+
+def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None:
+    """What records the rounds of this process; its files are begun at once."""
+    if section is None:
+        return None
+    header = Header(
+        writer=secrets.token_hex(4),
+        target=facts.name,
+        digest=facts.digest,
+        fingerprint=facts.fingerprint,
+        wall_s=time.time(),
+        clock_s=time.perf_counter(),
+    )
+    folder = Path(section.dir).expanduser()
+    writer = TraceWriter(folder, header, section.max_mb * 2**20)
+    return Tracer(writer, time.perf_counter, section.share)
 
 
 def security_of(settings: VerifierSettings) -> Security:

@@ -104,6 +104,23 @@ class EngineSection(_Section):
         return self
 
 
+class TraceSection(_Section):
+    """Where rounds are recorded, for `outrider explain`. Traces hold the tokens of answers and
+    drafts, so they belong to whoever may read what users were told."""
+
+    dir: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="Folder for files of every verifier that names it; readable by its owner only.",
+    )
+    share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of requests, chosen by their ids."
+    )
+    max_mb: int = Field(
+        default=256, ge=1, le=2**20, description="MiB in the folder; the oldest files go."
+    )
+
+
 class VerifierSettings(_Section):
     """A verifier behind a gRPC server of its own."""
 
@@ -144,6 +161,7 @@ class VerifierSettings(_Section):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="How long a stopping verifier finishes requests."
     )
+    traces: TraceSection | None = Field(default=None, description="Record rounds; null: none.")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

@@ -79,7 +79,7 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     Raises: CheckpointError, ConfigError, IncompatiblePair.
     """
-    from verifier_service.build import engine_settings, pair_book
+    from verifier_service.build import engine_settings, pair_book, tracer_of
     from verifier_service.device import resolve_device
     from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
     from verifier_service.engine.loop import Engine
@@ -116,7 +116,8 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     _add_local(exchange, config, target_dir)
     planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
-    service = EngineService(Engine(target, exchange, planner, sizes, rows))
+    tracer = tracer_of(section.traces, target.facts)
+    service = EngineService(Engine(target, exchange, planner, sizes, rows, tracer))
     return VerifierParts(service, exchange, planner)
 
 

@@ -17,6 +17,7 @@ DISPATCH = {
     ("data",): "cluster.tools.data:main",
     ("manifest",): "cluster.tools.manifest:main",
     ("check",): "cluster.tools.check:main",
+    ("explain",): "cluster.tools.explain:main",
     ("evaluate",): "cluster.tools.evaluate:main",
     ("conformance",): "protos.conformance.cli:main",
     ("convert",): "drafter_service.checkpoint.convert.cli:main",

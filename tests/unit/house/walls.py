@@ -38,6 +38,7 @@ _COMMANDS = (
     "cluster/tools/chat.py",
     "cluster/tools/validate.py",
     "cluster/tools/check.py",
+    "cluster/tools/explain.py",
     "cluster/tools/bench*",
     "cluster/tools/evaluate.py",
     "cluster/tools/data.py",
