@@ -5,8 +5,8 @@ position. Invariant: a choice is a function of (the row's logits, params, positi
 neighbours, drafts and batch shape never enter. `reference` states the same in plain loops.
 
 Greedy rows share one argmax. Sampled rows go one by one: 49k float64 values stay in cache, and
-the walk asks for few (one a request and depth). Noise is made for survivors only, as far as they
-are found without ranking the vocabulary.
+the walk asks for few (one a request and depth). Noise is made for those ids only that can win, and
+nothing ranks the vocabulary.
 
 Shapes: N rows asked for, V vocabulary, C ids with noise.
 """
@@ -18,12 +18,13 @@ from typing import Final
 
 import torch
 
+from protos.counter import signed
 from protos.noise import Purpose, gumbel_from_bits, noise_bits_tensor, noise_key
 from protos.params import SamplingParams
+from verifier_service.sampling.contenders import best_scored, contenders
 from verifier_service.sampling.history import Past
 from verifier_service.sampling.processors import (
     is_in_nucleus,
-    narrow_nucleus,
     scaled_scores,
     score_floor,
     survivors,
@@ -32,7 +33,7 @@ from verifier_service.sampling.rejection import Proposal, choose_by_rejection
 from verifier_service.sampling.shaping import shape_logits
 
 NUCLEUS_TRIES: Final = 12
-"""Winners outside the nucleus before it is ranked; with top_p 0.9 a second one is rare."""
+"""Winners outside the nucleus before it is ranked; with top_p 0.9 a third one is rare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,42 +116,44 @@ def _one_thread() -> Iterator[None]:
 def _sample(logits_V: torch.Tensor, row: ChoiceRow) -> int | None:
     params = row.params
     scores_V = scaled_scores(logits_V, params)
-    if not torch.isfinite(scores_V.max()):
+    best = best_scored(scores_V)
+    if best is None:
         return None
     floor = score_floor(scores_V, params)
-    found = None if floor is not None else narrow_nucleus(scores_V, params)
-    if floor is None and found is None:
-        ids = torch.arange(scores_V.shape[0], device=scores_V.device)
-        total_V = scores_V.to(torch.float64) + _noise(row, ids)
-        if params.top_p >= 1.0:
-            return int(total_V.argmax())
-        token = _best_in_nucleus(scores_V, total_V, params.top_p)
-        if token is not None:
-            return token
-    ids = survivors(scores_V, params, floor) if found is None else found
+    token = _draw_from_all(scores_V, row, best) if floor is None else None
+    if token is not None:
+        return token
+    ids = survivors(scores_V, params, floor)
     total_C = scores_V[ids].to(torch.float64) + _noise(row, ids)
     return int(ids[total_C == total_C.max()].min())
 
 
-def _best_in_nucleus(scores_V: torch.Tensor, total_V: torch.Tensor, top_p: float) -> int | None:
-    """The best total among ids of the nucleus, by asking the best ids in turn; edits total_V.
+def _draw_from_all(scores_V: torch.Tensor, row: ChoiceRow, best: int) -> int | None:
+    """The choice where nothing but top-p filters; None after NUCLEUS_TRIES misses.
 
-    The argmax over a subset is the first of the full ranking that lies in it. None after
-    NUCLEUS_TRIES misses.
+    The argmax over a nucleus is the first of the whole vocabulary's ranking that lies in it. The
+    best-scored id always does, and whatever outranks it is a contender.
     """
+    top_p = row.params.top_p
+    ids, total_C = contenders(scores_V, _key(row), best)
+    first = int(ids[total_C.argmax()])
+    if top_p >= 1.0 or first == best:
+        return first
     probs_V = torch.softmax(scores_V, dim=-1)
-    for _ in range(NUCLEUS_TRIES):
-        token = int(total_V.argmax())
+    ranked_C = ids[torch.sort(total_C, descending=True, stable=True).indices]
+    for token in ranked_C[:NUCLEUS_TRIES].tolist():
         if is_in_nucleus(probs_V, token, top_p):
-            return token
-        total_V[token] = float("-inf")
+            return int(token)
     return None
 
 
 def _noise(row: ChoiceRow, ids_C: torch.Tensor) -> torch.Tensor:
-    key = noise_key(row.params.seed, Purpose.CHOICE, row.position)
-    signed = key - (1 << 64) if key >= 1 << 63 else key
-    return gumbel_from_bits(noise_bits_tensor(torch.tensor(signed, device=ids_C.device), ids_C))
+    key = torch.tensor(signed(_key(row)), device=ids_C.device)
+    return gumbel_from_bits(noise_bits_tensor(key, ids_C))
+
+
+def _key(row: ChoiceRow) -> int:
+    return noise_key(row.params.seed, Purpose.CHOICE, row.position)
 
 
 def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
