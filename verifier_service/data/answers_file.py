@@ -7,16 +7,15 @@ Knows no model. Invariants: what was read back is a prefix of whole records; a t
 is cut off before anything is appended; a finished file's header says how many records it holds.
 """
 
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgpack
 import numpy as np
 
 from protos.errors import ConfigError
+from verifier_service.frames import pack_frame, read_frames
 
 FORMAT: Final = "outrider-answers"
 VERSION: Final = 1
@@ -66,11 +65,11 @@ class AnswersFile:
             self._recover()
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._ends = [self._replace_by([_pack(header)])]
+            self._ends = [self._replace_by([pack_frame(header)])]
 
     def append(self, answers: Iterable[Answer]) -> None:
         """Write whole records and hand them to the operating system."""
-        frames = [_pack(self._frame(answer)) for answer in answers]
+        frames = [pack_frame(self._frame(answer)) for answer in answers]
         with self._path.open("ab") as stream:
             stream.write(b"".join(frames))
         for frame in frames:
@@ -86,16 +85,18 @@ class AnswersFile:
     def seal(self) -> None:
         """Put the totals into the header, in one rename: the file is complete."""
         with self._path.open("rb") as stream:
-            frames = [frame for frame, _ in _frames(stream)][1:]
+            frames = [frame for frame, _ in read_frames(stream)][1:]
         totals = {
             "records": len(frames),
             "answer_tokens": sum(len(f["r"]) for f in frames) // np.dtype(self._id_type).itemsize,
         }
-        self._replace_by([_pack({**self._header, **totals}), *(_pack(frame) for frame in frames)])
+        self._replace_by(
+            [pack_frame({**self._header, **totals}), *(pack_frame(frame) for frame in frames)]
+        )
 
     def _recover(self) -> None:
         with self._path.open("rb") as stream:
-            frames = list(_frames(stream))
+            frames = list(read_frames(stream))
         if not frames or frames[0][0].get("format") != FORMAT:
             raise ConfigError(f"{self._path.name} exists and is no answers file")
         found = {k: v for k, v in frames[0][0].items() if k not in _TOTALS}
@@ -109,7 +110,7 @@ class AnswersFile:
         self.answers = [self._answer(frame) for frame, _ in frames[1:]]
         if len(frames[0][0]) != len(found):
             # Sealed by an earlier run: open it again, totals are written when it is complete.
-            packed = [_pack(self._header), *(_pack(frame) for frame, _ in frames[1:])]
+            packed = [pack_frame(self._header), *(pack_frame(frame) for frame, _ in frames[1:])]
             self._replace_by(packed)
             self._ends = np.cumsum([len(p) for p in packed]).tolist()
         else:
@@ -137,7 +138,7 @@ class AnswersFile:
 def read_answers(path: Path) -> tuple[Header, list[Answer]]:
     """Header and records of a file. Raises ConfigError when it is no answers file."""
     with path.open("rb") as stream:
-        frames = [frame for frame, _ in _frames(stream)]
+        frames = [frame for frame, _ in read_frames(stream)]
     if not frames or frames[0].get("format") != FORMAT:
         raise ConfigError(f"{path.name} is no answers file")
     id_type = _ID_TYPES[str(frames[0]["ids"])]
@@ -151,25 +152,7 @@ def read_answers(path: Path) -> tuple[Header, list[Answer]]:
 def read_header(path: Path) -> Header:
     """The header alone. Raises ConfigError when the file is no answers file."""
     with path.open("rb") as stream:
-        header, _ = next(_frames(stream), ({}, 0))
+        header, _ = next(read_frames(stream), ({}, 0))
     if header.get("format") != FORMAT:
         raise ConfigError(f"{path.name} exists and is no answers file")
     return header
-
-
-def _frames(stream: io.BufferedReader) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole maps and where each ends; stops before a torn last one."""
-    unpacker = msgpack.Unpacker(stream, raw=False)
-    while True:
-        try:
-            frame = unpacker.unpack()
-        except msgpack.OutOfData:
-            return
-        if not isinstance(frame, dict):
-            return
-        yield frame, unpacker.tell()
-
-
-def _pack(frame: Mapping[str, object]) -> bytes:
-    packed: bytes = msgpack.packb(frame)
-    return packed
