@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protos.errors import ConfigError
 
@@ -111,7 +111,8 @@ class TraceSection(_Section):
     dir: str = Field(
         min_length=1,
         max_length=4096,
-        description="Folder for files of every verifier that names it; readable by its owner only.",
+        description="Folder (an absolute path) for the files of every verifier that names it; "
+        "they are readable by their owner only.",
     )
     share: float = Field(
         default=1.0, gt=0, le=1, description="Share of requests, chosen by their ids."
@@ -119,6 +120,14 @@ class TraceSection(_Section):
     max_mb: int = Field(
         default=256, ge=1, le=2**20, description="MiB in the folder; the oldest files go."
     )
+
+    @field_validator("dir")
+    @classmethod
+    def _absolute(cls, folder: str) -> str:
+        # Replicas of a cluster run in directories that nobody chose.
+        if not Path(folder).expanduser().is_absolute():
+            raise ValueError("must be an absolute path")
+        return folder
 
 
 class VerifierSettings(_Section):

@@ -6,6 +6,7 @@ the ids that were recorded. Needs neither a running cluster nor torch.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,10 +22,18 @@ from verifier_service.trace.story import Story
 def main(argv: Sequence[str]) -> int:
     """Explain one request; the exit status."""
     args = _parser().parse_args(argv)
+    try:
+        return _explain(args)
+    except BrokenPipeError:  # `| head`: nobody reads on, and the exit must not flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
     folder = TraceFolder(args.traces)
     if args.request is None:
         for request_id in folder.ids:
-            print(request_id)
+            print(request_id if request_id.isprintable() else repr(request_id))
         _print_notes(folder)
         return 0
     first, last = _rounds(args.rounds)
@@ -61,7 +70,7 @@ def _print_story(
     print()
     for line in draw_sums(story):
         print(line)
-    print()
+    print(flush=True)
 
 
 def _print_notes(folder: TraceFolder) -> None:
@@ -89,7 +98,8 @@ def _token_name(tokenizer: str | None) -> Callable[[int], str]:
     bytes_of = load_text(resolve_target(tokenizer)).bytes_of
 
     def name(token_id: int) -> str:
-        return json.dumps(bytes_of(token_id).shown, ensure_ascii=False)
+        # What cannot be printed is escaped: a token may be anything a model was trained on.
+        return repr(bytes_of(token_id).shown)
 
     return name
 

@@ -47,6 +47,7 @@ def heading(story: Story) -> Iterator[str]:
 def draw_parts(story: Story, name: TokenName, first: int, last: int) -> Iterator[str]:
     """Rounds `first` to `last` and what lies between them."""
     shown = 0
+    is_planned = story.opened is None or story.opened.mode == "auto"
     for part in story.parts:
         number = part.number if isinstance(part, Round) else shown
         shown = number
@@ -59,11 +60,11 @@ def draw_parts(story: Story, name: TokenName, first: int, last: int) -> Iterator
             case Preempted():
                 yield f"preempted with {part.base_len} tokens: its pages were needed"
             case Round():
-                yield from draw_round(part, name)
+                yield from draw_round(part, name, is_planned=is_planned)
 
 
-def draw_round(part: Round, name: TokenName) -> Iterator[str]:
-    """One round."""
+def draw_round(part: Round, name: TokenName, *, is_planned: bool = True) -> Iterator[str]:
+    """One round. is_planned: its drafts were the planner's choice, who may have said why."""
     step, tree = part.step, part.tree
     drafted = f"{len(part.nodes)} of {tree.num_nodes} drafted accepted, " if tree.num_nodes else ""
     yield (
@@ -73,8 +74,8 @@ def draw_round(part: Round, name: TokenName) -> Iterator[str]:
     if part.is_prompt:
         yield f"  computed  {_range(part.start, part.num_rows, part.num_cached)}"
     asked = [a for a in part.asked if a.plan.kind is not PlanKind.NONE]
-    if asked or step.why:
-        planner = f"  (planner: {_why(step)})" if step.why else ""
+    if asked or (step.why and is_planned):
+        planner = f"  (planner: {_why(step)})" if step.why and is_planned else ""
         told = "; ".join(f"{a.source} {_plan(a.plan)}" for a in asked) or "nobody"
         yield f"  asked     {told}{planner}"
     replies = [

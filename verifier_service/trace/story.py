@@ -41,7 +41,8 @@ class Story:
     @property
     def num_missing(self) -> int:
         """Rounds that were not recorded, or whose file is gone."""
-        numbers = [part.number for part in self.rounds]
+        # A round that broke committed nothing and was not counted.
+        numbers = {part.number for part in self.rounds if part.num_committed}
         last = self.closed.counts.num_rounds if self.closed else max(numbers, default=0)
         return max(last - len(numbers), 0)
 

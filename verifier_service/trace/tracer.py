@@ -184,7 +184,7 @@ def settings_of(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
 
 
 def _said(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)[:80]
 
 
 def _chunk(batch: Batch, place: int, facts: StepFacts) -> Chunk:
