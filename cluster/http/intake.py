@@ -53,7 +53,8 @@ class Intake:
         self.check_model(asked.model)
         messages = asked.conversation()
         num_chars = sum(len(message["content"]) for message in messages)
-        ids = await self._encode(lambda: self._text.encode_chat(messages), num_chars, "messages")
+        encode = partial(self._text.encode_chat, messages, asked.template)
+        ids = await self._encode(encode, num_chars, "messages")
         return self._order("chat", asked, [ids], "messages")
 
     async def completion(self, body: bytes) -> Order:
@@ -63,7 +64,7 @@ class Intake:
         prompts: list[tuple[int, ...]] = []
         for prompt in asked.prompts(self._limits):
             if isinstance(prompt, str):
-                encode = partial(self._text.encode, prompt)
+                encode = partial(self._text.encode, prompt, asked.add_special_tokens is not False)
                 ids = await self._encode(encode, len(prompt), "prompt")
             else:
                 ids = prompt

@@ -6,33 +6,17 @@ unknown to every such API and tolerated, or it is known and refused unless its v
 nothing (`refused.REFUSED`).
 """
 
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.http import fields
+from cluster.http.bodies import read
 from cluster.http.limits import Limits
+from cluster.http.messages import Messages, check_messages, conversation_of, template_of
 from cluster.http.prompts import prompts_of
-from cluster.http.refused import refuse_message_extras, refuse_unsupported
+from cluster.http.text import TemplateUse
 from protos.errors import InvalidRequest
-from protos.generation import MAX_LOGPROBS
-from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
-from protos.params import MAX_STOP_TOKEN_IDS
-
-MAX_STOPS: Final = 16
-MAX_STOP_LEN: Final = 256
-MAX_CHOICES: Final = 16
-MAX_MESSAGES: Final = 2048
-_MAX_MESSAGE: Final = 300
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
-NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Shape = Annotated[int, Field(ge=1, le=256)]
-AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 
 
 class SpeculationRequest(BaseModel):
@@ -41,10 +25,10 @@ class SpeculationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     mode: Annotated[str, Field(min_length=1, max_length=128)] = "auto"
-    width: Shape | None = None
-    depth: Shape | None = None
-    nodes: Shape | None = None
-    block: Shape | None = None
+    width: fields.Shape | None = None
+    depth: fields.Shape | None = None
+    nodes: fields.Shape | None = None
+    block: fields.Shape | None = None
     shape: Literal["static"] | None = None
 
 
@@ -54,33 +38,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
-
-
-class TextPart(BaseModel):
-    """One text part of a chat message's content."""
-
-    model_config = ConfigDict(strict=True)
-
-    type: Literal["text"]
-    text: str
-
-
-def _parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class Message(BaseModel):
-    """One chat message; text only."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts), Field(max_length=1024)]
-
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        return "".join(part.text for part in self.content)
+    continuous_usage_stats: bool | None = None
 
 
 class _Generation(BaseModel):
@@ -88,29 +46,29 @@ class _Generation(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    model: Annotated[str, Field(max_length=256)] | None = None
+    model: fields.ModelName | None = None
     stream: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: fields.NumChoices | None = None
     stream_options: StreamOptions | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: (
-        Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] | None
-    ) = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    timeout_s: fields.TimeoutS | None = None
+    max_tokens: fields.MaxTokens | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.TopP | None = None
+    top_k: fields.TopK | None = None
+    min_p: fields.MinP | None = None
+    seed: fields.Seed | None = None
+    stop: fields.StopTexts | None = None
+    stop_token_ids: fields.StopIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
-    allowed_token_ids: AllowedIds | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    logit_bias: fields.Biases | None = None
+    allowed_token_ids: fields.AllowedIds | None = None
+    min_tokens: fields.MinTokens | None = None
+    presence_penalty: fields.Penalty | None = None
+    frequency_penalty: fields.Penalty | None = None
+    repetition_penalty: fields.Repetition | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationRequest | None = None
     acceptance: Literal["exact", "rejection"] | None = None
@@ -121,16 +79,36 @@ class _Generation(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def usage_so_far(self) -> bool:
+        """True when every chunk of a stream says the usage until then."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def shows_special(self) -> bool:
+        """True when special tokens are part of the text."""
+        return self.skip_special_tokens is False
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """The user's cap on output, None when there is none."""
         return self.max_tokens
+
+    def check(self) -> None:
+        """Raise InvalidRequest where fields contradict each other."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+        if self.usage_so_far and not self.include_usage:
+            raise InvalidRequest(
+                "stream_options.continuous_usage_stats needs include_usage: true",
+                "stream_options.continuous_usage_stats",
+            )
 
 
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: Any = None
-    logprobs: NumLogprobs | None = None
+    prompt: fields.Prompt = None
+    logprobs: fields.NumLogprobs | None = None
     echo: bool | None = None
     best_of: int | None = None
 
@@ -151,14 +129,22 @@ class CompletionRequest(_Generation):
         """
         return prompts_of(self.prompt, limits)
 
+    def check(self) -> None:
+        """Raise InvalidRequest where fields contradict each other."""
+        super().check()
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest("best_of must equal n: all choices are returned", "best_of")
+
 
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = None
+    messages: Messages
+    max_completion_tokens: fields.MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: NumLogprobs | None = None
+    top_logprobs: fields.NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -183,8 +169,22 @@ class ChatRequest(_Generation):
 
     def conversation(self) -> list[dict[str, str]]:
         """Messages as a chat template wants them."""
-        roles = {"developer": "system"}
-        return [{"role": roles.get(m.role, m.role), "content": m.text} for m in self.messages]
+        return conversation_of(self.messages)
+
+    @property
+    def template(self) -> TemplateUse:
+        """How the chat template is applied."""
+        return template_of(
+            self.add_generation_prompt, self.continue_final_message, self.add_special_tokens
+        )
+
+    def check(self) -> None:
+        """Raise InvalidRequest where fields contradict each other."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        template_of(self.add_generation_prompt, self.continue_final_message)
+        check_messages(self.messages)
 
 
 RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
@@ -195,33 +195,6 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
 
     Raises: InvalidRequest with a bounded message, naming the field where there is one.
     """
-    try:
-        request = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_error(error) from None
-    refuse_unsupported(request.model_extra or {})
-    if isinstance(request, CompletionRequest):
-        if request.best_of not in (None, request.n or 1):
-            raise InvalidRequest("best_of must equal n: all choices are returned", "best_of")
-    elif isinstance(request, ChatRequest):
-        if request.top_logprobs is not None and not request.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
-        for index, message in enumerate(request.messages):
-            refuse_message_extras(message.model_extra or {}, f"messages[{index}].")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    request = read(kind, body)
+    request.check()
     return request
-
-
-def _first_error(error: ValidationError) -> InvalidRequest:
-    """The first fault as an InvalidRequest; inputs are not echoed."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {first['msg']}"[:_MAX_MESSAGE])
-    path = ""
-    for part in first["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier():
-            path += f".{part}" if path else part
-    return InvalidRequest(f"{path or 'body'}: {first['msg']}"[:_MAX_MESSAGE], path or None)

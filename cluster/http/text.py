@@ -28,6 +28,24 @@ class Decoder(Protocol):
         """The text of these ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateUse:
+    """How a chat template is applied. add_special_tokens: beside those that it writes itself."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+
+class ChatEncoder(Protocol):
+    """A conversation to token ids."""
+
+    def __call__(
+        self, messages: list[dict[str, str]], use: TemplateUse = TemplateUse(), /
+    ) -> tuple[int, ...]:
+        """The ids of these messages through the model's chat template."""
+
+
 class Detokenizer:
     """Text of a growing list of ids, in pieces that never end in half a character.
 
@@ -149,14 +167,17 @@ class TextStream:
 class ModelText:
     """A model's tokenizer as the ingress uses it.
 
-    longest_token: UTF-8 bytes of the longest vocabulary entry: text longer than that times the
-    context cannot fit, and is refused before any work. defaults: the model's own sampling values.
-    bytes_of: a single token's bytes.
+    encode: the second argument adds special tokens. decode: without special tokens; decode_all:
+    with them. longest_token: UTF-8 bytes of the longest vocabulary entry: text longer than that
+    times the context cannot fit, and is refused before any work. defaults: the model's own sampling
+    values. bytes_of: a single token's bytes. entry: the vocabulary's own string for an id.
     """
 
-    encode: Callable[[str], tuple[int, ...]]
-    encode_chat: Callable[[list[dict[str, str]]], tuple[int, ...]]
+    encode: Callable[[str, bool], tuple[int, ...]]
+    encode_chat: ChatEncoder
     decode: Decoder
+    decode_all: Decoder
+    entry: Callable[[int], str]
     vocab_size: int
     longest_token: int
     defaults: Mapping[str, float]
@@ -178,18 +199,28 @@ def load_text(directory: Path) -> ModelText:
         raise ConfigError("verifier.target: no tokenizer can be read there") from error
     backend = tokenizer.backend_tokenizer
 
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(backend.encode(text, add_special_tokens=True).ids)
+    def encode(text: str, special: bool) -> tuple[int, ...]:
+        return tuple(backend.encode(text, add_special_tokens=special).ids)
+
+    def encode_chat(
+        messages: list[dict[str, str]], use: TemplateUse = TemplateUse(), /
+    ) -> tuple[int, ...]:
+        return _encode_chat(tokenizer, messages, use)
 
     def decode(ids: Sequence[int], /) -> str:
         return str(backend.decode(list(ids), skip_special_tokens=True))
+
+    def decode_all(ids: Sequence[int], /) -> str:
+        return str(backend.decode(list(ids), skip_special_tokens=False))
 
     vocabulary = tokenizer.get_vocab()
     longest = max(len(entry.encode("utf-8", "replace")) for entry in vocabulary)
     return ModelText(
         encode=encode,
-        encode_chat=lambda messages: _encode_chat(tokenizer, messages),
+        encode_chat=encode_chat,
         decode=decode,
+        decode_all=decode_all,
+        entry=lambda token_id: str(backend.id_to_token(token_id) or ""),
         vocab_size=len(vocabulary),
         longest_token=longest,
         defaults=_sampling_defaults(directory),
@@ -210,7 +241,11 @@ def _bytes_of(tokenizer: Any) -> BytesOf:  # noqa: ANN401
     )
 
 
-def _encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:  # noqa: ANN401
+def _encode_chat(
+    tokenizer: Any,  # noqa: ANN401
+    messages: list[dict[str, str]],
+    use: TemplateUse,
+) -> tuple[int, ...]:
     """Ids of a conversation through the model's chat template.
 
     Raises: InvalidRequest when the model has no template, or its template refuses the messages.
@@ -220,12 +255,18 @@ def _encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, .
     if not tokenizer.chat_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=use.add_generation_prompt,
+            continue_final_message=use.continue_final_message,
+        )
     except (TemplateError, TypeError, ValueError) as error:
         raise InvalidRequest("the model's chat template refuses these messages", "messages") from (
             error
         )
-    return tuple(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    backend = tokenizer.backend_tokenizer
+    return tuple(backend.encode(text, add_special_tokens=use.add_special_tokens).ids)
 
 
 def _sampling_defaults(directory: Path) -> dict[str, float]:
