@@ -13,23 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafter_service.checkpoint.block_reader import read_block_net
 from drafter_service.checkpoint.describe import describe
-from drafter_service.checkpoint.safetensors_header import read_checkpoint_headers
 from drafter_service.checkpoint.target import TargetWeights
 from drafter_service.dflash.config import BlockConfig, ConfidenceInput, LayerMask, Layout, Markov
 from drafter_service.dflash.net import BlockNet
-from drafter_service.eagle3.config import Rope
 from drafter_service.training.block_settings import BlockHeadSettings
+from drafter_service.training.first_weights import (
+    FINAL_GAIN,
+    FROZEN,
+    check_aux_layers,
+    fill_identity,
+    fill_small,
+    target_matrices,
+    target_rope,
+)
 from drafter_service.training.norms import with_trained_norms
+from drafter_service.training.target_layers import read_target_layers
 from protos.errors import ConfigError
-
-FINAL_GAIN = 0.3
-FC_NOISE = 0.02
-FROZEN = ("embed_tokens.weight", "lm_head.weight")
 
 
 def block_config(
@@ -39,21 +42,15 @@ def block_config(
     markov: Markov | None = None,
     confidence: ConfidenceInput | None = None,
 ) -> BlockConfig:
-    """The drafter's shape: sizes, rope and eps of the target's config.json, the rest of settings.
-
-    A scaled rope of the target is not copied: recorded answers are far shorter than its context.
-    """
+    """The drafter's shape: sizes, rope, eps of the target's config.json, the rest of settings."""
     hidden, vocab = int(target["hidden_size"]), int(target["vocab_size"])
-    if max(settings.aux_layers) >= int(target["num_hidden_layers"]):
-        raise ConfigError(f"aux layers {settings.aux_layers} in a target of fewer layers")
+    check_aux_layers(settings.aux_layers, target)
     reserved = {target.get("eos_token_id"), target.get("pad_token_id")}
     if settings.mask_id >= vocab or settings.mask_id in reserved:
         raise ConfigError(
             f"mask_id {settings.mask_id} must be an embedding's row ({vocab} rows) and neither the "
             f"end of text nor padding {sorted(map(str, reserved))}"
         )
-    rope = target.get("rope_parameters") or {}
-    theta = rope.get("rope_theta") or target.get("rope_theta") or 10000.0
     return BlockConfig(
         layout=layout,
         block_size=settings.block_size,
@@ -66,7 +63,7 @@ def block_config(
         num_kv_heads=settings.num_kv_heads,
         head_dim=settings.head_dim,
         intermediate_size=settings.intermediate_size,
-        rope=Rope(theta=float(theta)),
+        rope=target_rope(target),
         norm_eps=float(target["rms_norm_eps"]),
         vocab_size=vocab,
         draft_vocab_size=vocab,
@@ -85,17 +82,9 @@ def new_block_net(config: BlockConfig, target: TargetWeights, seed: int) -> Bloc
     net = net.to_empty(device="cpu")
     net.target_ids = torch.arange(config.vocab_size)
     net.reset_frequencies()
-    for name, parameter in net.named_parameters():
-        if parameter.dim() == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        elif name not in FROZEN:
-            bound = parameter.shape[1] ** -0.5
-            small = 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            parameter.uniform_(-bound * small, bound * small, generator=generator)
-    net.fc.weight.normal_(0.0, FC_NOISE, generator=generator)
-    net.fc.weight[:, -config.hidden_size :] += torch.eye(config.hidden_size)
-    net.embed_tokens.weight = nn.Parameter(target.embed_tokens.float(), requires_grad=False)
-    net.lm_head.weight = nn.Parameter(target.lm_head.float(), requires_grad=False)
+    fill_small(net, generator)
+    fill_identity(net.fc, config.hidden_size, generator)
+    net.embed_tokens.weight, net.lm_head.weight = target_matrices(target)
     if target.final_norm is not None:
         net.norm.weight.copy_(target.final_norm * FINAL_GAIN)
     with_trained_norms(net)
@@ -103,38 +92,24 @@ def new_block_net(config: BlockConfig, target: TargetWeights, seed: int) -> Bloc
 
 
 @torch.no_grad()
-def copy_target_layers(net: BlockNet, directory: Path, num_target_layers: int) -> None:
+def copy_target_layers(net: BlockNet, directory: Path) -> None:
     """Layers start as the target's last ones, hidden_norm as the first of theirs.
 
     Raises ConfigError when the target has no layers of that name and shape.
     """
-    first = num_target_layers - net.config.num_layers
-    parameters = dict(net.named_parameters())
-    weights = _target_tensors(directory, first, net.config.num_layers)
-    for name, parameter in parameters.items():
+    layers = read_target_layers(directory, net.config.num_layers)
+    for name, parameter in net.named_parameters():
         if not name.startswith("layers.") or "q_norm" in name or "k_norm" in name:
             continue
         _, number, rest = name.split(".", 2)
-        there = f"layers.{first + int(number)}.{rest}"
-        if there not in weights or weights[there].shape != parameter.shape:
+        weight = layers[int(number)].get(rest)
+        if weight is None or weight.shape != parameter.shape:
             raise ConfigError(
-                f"start: target_layers needs the target's {there} of shape "
-                f"{tuple(parameter.shape)}; use start: random"
+                f"start: target_layers needs the target's {rest} of shape "
+                f"{tuple(parameter.shape)} in its last layers; use start: random"
             )
-        parameter.copy_(weights[there])
-    net.hidden_norm.weight.copy_(weights[f"layers.{first}.input_layernorm.weight"])
-
-
-def _target_tensors(directory: Path, first: int, count: int) -> dict[str, Tensor]:
-    """The target's decoder layers, named from `layers.` on."""
-    wanted = tuple(f"layers.{first + number}." for number in range(count))
-    found: dict[str, Tensor] = {}
-    for name, info in read_checkpoint_headers(directory).items():
-        bare = name.removeprefix("model.")
-        if bare.startswith(wanted):
-            with safe_open(directory / info.file, framework="pt") as stream:
-                found[bare] = stream.get_tensor(name)
-    return found
+        parameter.copy_(weight)
+    net.hidden_norm.weight.copy_(layers[0]["input_layernorm.weight"])
 
 
 def inherited_block(checkpoint: Path, target: TargetWeights, new: BlockNet) -> dict[str, Tensor]:

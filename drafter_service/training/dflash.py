@@ -56,7 +56,7 @@ class DflashRecipe:
         self.net = new_block_net(config, self._target, settings.seed)
         self._num_target_layers = int(data.target_config["num_hidden_layers"])
         if settings.head.start == "target_layers":
-            copy_target_layers(self.net, settings.target, self._num_target_layers)
+            copy_target_layers(self.net, settings.target)
         vocab = data.vocab(settings.loss_vocab_size or config.vocab_size)
         self.facts = {"loss_vocab_coverage": vocab.coverage}
         dtype: torch.dtype = getattr(torch, settings.compute_dtype)

@@ -83,8 +83,7 @@ class DsparkRecipe:
         self.net = new_block_net(config, self._target, settings.seed)
         start_small_heads(self.net, self._target.embed_tokens)
         if settings.head.start == "target_layers":
-            num_target_layers = int(data.target_config["num_hidden_layers"])
-            copy_target_layers(self.net, settings.target, num_target_layers)
+            copy_target_layers(self.net, settings.target)
         vocab = data.vocab(settings.loss_vocab_size or config.vocab_size)
         self.facts = {"loss_vocab_coverage": vocab.coverage}
         dtype: torch.dtype = getattr(torch, settings.compute_dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafter_service.checkpoint.describe import describe
 from drafter_service.checkpoint.eagle3_reader import SharedWeights
@@ -20,22 +20,21 @@ from drafter_service.checkpoint.eagle_reader import eagle_head_of
 from drafter_service.checkpoint.target import TargetWeights
 from drafter_service.eagle.config import EagleConfig
 from drafter_service.eagle.head import EagleHead
-from drafter_service.eagle3.config import LayerFacts, Rope
+from drafter_service.eagle3.config import LayerFacts
 from drafter_service.training.eagle_settings import EagleHeadSettings
+from drafter_service.training.first_weights import (
+    FROZEN,
+    fill_identity,
+    fill_small,
+    target_matrices,
+    target_rope,
+)
 from protos.errors import ConfigError
-
-FC_NOISE = 0.02
-FROZEN = ("embed_tokens.weight", "lm_head.weight")
 
 
 def eagle_config(settings: EagleHeadSettings, target: Mapping[str, Any]) -> EagleConfig:
-    """Sizes, rope and eps of the target's config.json, the rest of settings.
-
-    A scaled rope of the target is not copied: recorded answers are far shorter than its context.
-    """
+    """Sizes, rope and eps of the target's config.json, the rest of settings."""
     hidden = int(target["hidden_size"])
-    rope = target.get("rope_parameters") or {}
-    theta = rope.get("rope_theta") or target.get("rope_theta") or 10000.0
     layer = LayerFacts(
         hidden_size=hidden,
         num_heads=settings.num_heads,
@@ -46,7 +45,7 @@ def eagle_config(settings: EagleHeadSettings, target: Mapping[str, Any]) -> Eagl
     )
     return EagleConfig(
         layer=layer,
-        rope=Rope(theta=float(theta)),
+        rope=target_rope(target),
         vocab_size=int(target["vocab_size"]),
         max_positions=int(target["max_position_embeddings"]),
         num_layers=settings.num_layers,
@@ -62,18 +61,9 @@ def new_eagle_head(config: EagleConfig, target: TargetWeights, seed: int) -> Eag
         head = EagleHead(config)
     head = head.to_empty(device="cpu")
     head.reset_frequencies()
-    for name, parameter in head.named_parameters():
-        if parameter.dim() == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        elif name not in FROZEN:
-            bound = parameter.shape[1] ** -0.5
-            small = 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            parameter.uniform_(-bound * small, bound * small, generator=generator)
-    size = config.hidden_size
-    head.fc.weight.normal_(0.0, FC_NOISE, generator=generator)
-    head.fc.weight[:, size:] += torch.eye(size)
-    head.embed_tokens.weight = nn.Parameter(target.embed_tokens.float(), requires_grad=False)
-    head.lm_head.weight = nn.Parameter(target.lm_head.float(), requires_grad=False)
+    fill_small(head, generator)
+    fill_identity(head.fc, config.hidden_size, generator)
+    head.embed_tokens.weight, head.lm_head.weight = target_matrices(target)
     return head
 
 

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from drafter_service.checkpoint.target import TargetWeights
-from drafter_service.eagle3.config import Eagle3Config, Rope
+from drafter_service.eagle3.config import Eagle3Config
 from drafter_service.eagle3.head import Eagle3Head
 from drafter_service.training.eagle3_settings import HeadSettings
+from drafter_service.training.first_weights import (
+    FC_NOISE,
+    FINAL_GAIN,
+    check_aux_layers,
+    target_rope,
+)
 from drafter_service.training.target_layers import read_target_layers
 from protos.errors import ConfigError
 
-FINAL_GAIN = 0.3
-FC_NOISE = 0.02
 EMBEDDING_SHARE = 0.1
 _OURS = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -117,15 +121,9 @@ def inherited_weights(old: Eagle3Head, new: Eagle3Head) -> dict[str, Tensor]:
 
 
 def head_config(settings: HeadSettings, target: Mapping[str, Any]) -> Eagle3Config:
-    """The head's shape: sizes, rope and eps of the target's config.json, the rest of settings.
-
-    A scaled rope of the target is not copied: recorded answers are far shorter than its context.
-    """
+    """The head's shape: sizes, rope and eps of the target's config.json, the rest of settings."""
     hidden, vocab = int(target["hidden_size"]), int(target["vocab_size"])
-    if max(settings.aux_layers) >= int(target["num_hidden_layers"]):
-        raise ConfigError(f"aux layers {settings.aux_layers} in a target of fewer layers")
-    rope = target.get("rope_parameters") or {}
-    theta = rope.get("rope_theta") or target.get("rope_theta") or 10000.0
+    check_aux_layers(settings.aux_layers, target)
     return Eagle3Config(
         hidden_size=hidden,
         target_hidden_size=hidden,
@@ -134,7 +132,7 @@ def head_config(settings: HeadSettings, target: Mapping[str, Any]) -> Eagle3Conf
         num_kv_heads=settings.num_kv_heads,
         head_dim=int(target.get("head_dim") or hidden // settings.num_heads),
         intermediate_size=settings.intermediate_size,
-        rope=Rope(theta=float(theta)),
+        rope=target_rope(target),
         norm_eps=float(target["rms_norm_eps"]),
         vocab_size=vocab,
         draft_vocab_size=settings.draft_vocab_size,

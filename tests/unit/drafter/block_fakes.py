@@ -13,7 +13,8 @@ from drafter_service.dflash.config import BlockConfig, LayerMask, Layout
 from drafter_service.dflash.net import BlockNet
 from drafter_service.eagle3.config import Rope
 from drafter_service.training.batches import Batch
-from drafter_service.training.block_start import FROZEN, new_block_net
+from drafter_service.training.block_start import new_block_net
+from drafter_service.training.first_weights import FROZEN
 from drafter_service.training.norms import with_trained_norms
 from tests.unit.drafter.training_fakes import HIDDEN, LAYERS, VOCAB, one_record_batch
 

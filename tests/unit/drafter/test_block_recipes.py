@@ -14,11 +14,11 @@ from drafter_service.training.block_check import agreement, check_blocks
 from drafter_service.training.block_loss import BlockLoss, BlockLossShape
 from drafter_service.training.block_settings import BlockHeadSettings
 from drafter_service.training.block_start import (
-    FROZEN,
     block_config,
     copy_target_layers,
     inherited_block,
 )
+from drafter_service.training.first_weights import FROZEN
 from drafter_service.training.trainer import OptimiserSettings, Trainer
 from protos.errors import CheckpointError, ConfigError
 from tests.unit.drafter.block_fakes import tiny_block, tiny_target
@@ -102,12 +102,12 @@ def test_layers_can_begin_as_the_last_ones_of_the_target(tmp_path):
         for name, shape in shapes.items()
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    copy_target_layers(net, tmp_path, 5)
+    copy_target_layers(net, tmp_path)
     copied = net.get_parameter("layers.1.self_attn.k_proj.weight")
     assert torch.equal(copied, tensors["model.layers.4.self_attn.k_proj.weight"])
     assert torch.equal(net.hidden_norm.weight, tensors["model.layers.3.input_layernorm.weight"])
     with pytest.raises(ConfigError, match="start: random"):
-        copy_target_layers(tiny_block(intermediate_size=48), tmp_path, 5)
+        copy_target_layers(tiny_block(intermediate_size=48), tmp_path)
 
 
 def test_agreement_is_that_of_each_anchor_s_own_draft():

@@ -9,11 +9,12 @@ from drafter_service.checkpoint.describe import describe
 from drafter_service.dflash.config import BlockConfig, ConfidenceInput, Layout, Markov, MarkovKind
 from drafter_service.dflash.net import BlockNet
 from drafter_service.dflash.reference import greedy_chain, run_block
-from drafter_service.training.block_start import FROZEN, block_config
+from drafter_service.training.block_start import block_config
 from drafter_service.training.dspark import DsparkHeadSettings, start_small_heads
 from drafter_service.training.dspark_calibration import Affine, calibrated, fitted, with_affine
 from drafter_service.training.dspark_check import calibration_error, check_paths, joined, walk
 from drafter_service.training.dspark_loss import DsparkLoss, DsparkShape
+from drafter_service.training.first_weights import FROZEN
 from drafter_service.training.trainer import OptimiserSettings, Trainer
 from tests.unit.drafter.block_fakes import tiny_target
 from tests.unit.drafter.test_block_recipes import TARGET
