@@ -1,13 +1,16 @@
 """Which requests take part in a step, with how many rows, and who waits.
 
 Knows lengths and pages, nothing of tokens or drafts. One budget of rows a step: rows of decoding
-requests first, then prompt chunks in order of arrival, and draft nodes into what is left
-(`room_for_nodes`). While others decode, all prompts together take no more rows than
+requests first, then chunks of the prompts under way (`prefill` says whose), and draft nodes into
+what is left (`room_for_nodes`). While others decode, all prompts together take no more rows than
 `prefill_rows`, so a long prompt delays their next token by so much and no more; and since nodes
 come last, drafts never take a row from a prompt.
 
-A prompt begins behind what the prefix cache holds of it. A request whose next page is just being
-computed by another one waits for that page, and whoever shares nothing with it goes first.
+Requests join in order of arrival, as long as places and pages last, whether or not there are rows
+for them in this step: so a short prompt is under way, and can be preferred, while a long one is
+computed. A prompt begins behind what the prefix cache holds of it. A request whose next page is
+just being computed by another one waits for that page, and whoever shares nothing with it goes
+first.
 
 Invariants: a running request always gets its one row; when pages run out, pages that only ever
 held draft nodes go first, then cached ones, then the youngest goes back to the queue (law 6's
@@ -19,6 +22,7 @@ import bisect
 from dataclasses import dataclass
 
 from verifier_service.engine.page_pool import PagePool
+from verifier_service.engine.prefill import share_prefill
 from verifier_service.engine.prefix_cache import PrefixCache
 from verifier_service.engine.request import RunningRequest
 from verifier_service.engine.settings import EngineSettings
@@ -71,13 +75,9 @@ class Scheduler:
         budget = self._settings.max_tokens_per_step - len(shares)
         if shares:
             budget = min(budget, self._settings.prefill_rows)
-        for request in self.running:
-            if not request.is_decoding and budget > 0:
-                shares.append(self._chunk(request, budget))
-                budget -= shares[-1].num_rows
-        while budget > 0 and (newcomer := self._admit_next()) is not None:
-            shares.append(self._chunk(newcomer, budget))
-            budget -= shares[-1].num_rows
+        while self._admit_next() is not None:
+            pass
+        shares += self._chunks(budget)
         self._keep_room_ahead()
         return shares
 
@@ -207,5 +207,8 @@ class Scheduler:
         request.grant(added, self._pool.page_size)
         return True
 
-    def _chunk(self, request: RunningRequest, budget: int) -> Share:
-        return Share(request, min(request.extend_len, self._settings.max_prefill_chunk, budget))
+    def _chunks(self, budget: int) -> list[Share]:
+        prompts = [request for request in self.running if not request.is_decoding]
+        wanted = [request.extend_len for request in prompts]
+        rows = share_prefill(wanted, budget, self._settings.max_prefill_chunk)
+        return [Share(r, num) for r, num in zip(prompts, rows, strict=True) if num]

@@ -46,13 +46,57 @@ class Bench:
         self.scheduler.publish(share.request)
 
 
-def test_prompts_are_computed_in_chunks_in_order_of_arrival():
+def test_equal_prompts_are_computed_in_chunks_in_order_of_arrival():
     bench = Bench(max_prefill_chunk=16, max_tokens_per_step=24)
-    bench.add(20)
-    bench.add(10)
+    for _ in range(3):
+        bench.add(20)
     assert bench.step() == {1: 16, 2: 8}
-    assert bench.step() == {1: 4, 2: 2}
-    assert bench.step() == {1: 1, 2: 1}
+    assert bench.step() == {1: 4, 2: 12, 3: 8}
+    assert bench.step() == {1: 1, 2: 1, 3: 12}
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it():
+    """Two prompts of 4,000 tokens beside a decoding request: the short one is through at once."""
+    bench = Bench(num_pages=2100, max_prefill_chunk=64, max_tokens_per_step=128)
+    bench.add(3)
+    bench.step()
+    long = [bench.add(4000), bench.add(4000)]
+    for _ in range(5):
+        assert bench.step() == {1: 1, 2: 64}
+    short = bench.add(30)
+    assert bench.step() == {1: 1, 2: 34, 4: 30}
+    assert short.num_output == 1
+    assert [one.computed_len for one in long] == [354, 0]
+
+
+def test_the_oldest_prompt_moves_on_by_half_whatever_else_comes():
+    bench = Bench(num_pages=900, max_prefill_chunk=16, max_tokens_per_step=64, max_running=64)
+    bench.add(2)
+    bench.step()
+    long = bench.add(480)
+    while long.num_output == 0:
+        left = long.extend_len
+        bench.add(8, max_tokens=1)
+        assert bench.step()[2] >= min(left, 8), "half of 16 rows"
+        for other in [r for r in bench.scheduler.running if r.remaining <= 0]:
+            bench.scheduler.remove(other)
+
+
+def test_every_prompt_is_through_by_twice_the_rows_ahead_of_it():
+    """Shorter ones keep coming, and still each older prompt has its bound: nobody starves."""
+    bench = Bench(num_pages=3000, max_prefill_chunk=16, max_tokens_per_step=64, max_running=64)
+    bench.add(2, max_tokens=10_000)
+    bench.step()
+    older = [bench.add(length) for length in (160, 480, 320)]
+    ahead = 0
+    bounds = [ahead := ahead + -(-one.extend_len // 8) for one in older]
+    for step in range(1, bounds[-1] + 1):
+        bench.add(8, max_tokens=1)
+        bench.step()
+        for other in [r for r in bench.scheduler.running if r.key > 4 and r.remaining <= 0]:
+            bench.scheduler.remove(other)
+        for one, bound in zip(older, bounds, strict=True):
+            assert one.num_output > 0 or step < bound
 
 
 def test_decoding_requests_get_their_row_before_any_prompt():
@@ -143,11 +187,11 @@ def test_prompts_together_take_a_bounded_share_of_a_step_in_which_others_decode(
     bench.add(4)
     bench.step()
     bench.add(30)
-    bench.add(4)
-    assert bench.step() == {1: 1, 2: 10}
-    assert bench.step() == {1: 1, 2: 10}
-    assert bench.step() == {1: 1, 2: 10}
-    assert bench.step() == {1: 1, 2: 1, 3: 4}
+    bench.add(14)
+    assert bench.step() == {1: 1, 2: 5, 3: 5}
+    assert bench.step() == {1: 1, 2: 5, 3: 5}
+    assert bench.step() == {1: 1, 2: 6, 3: 4}
+    assert bench.step() == {1: 1, 2: 10, 3: 1}
 
 
 def test_prompts_have_the_whole_step_while_nobody_decodes():
