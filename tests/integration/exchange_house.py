@@ -124,3 +124,8 @@ def plain_texts(requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, .
     texts = house.client.finish()
     house.close()
     return texts
+
+
+def featured():
+    """Capabilities of a drafter that wants rows."""
+    return {"raw_width": 2, "digest": "digest"}

@@ -13,14 +13,12 @@ from protos.generation import FinishReason
 from tests.integration.exchange_house import (
     CHAIN,
     TREE,
-    VOCAB,
-    House,
     ask,
-    oracle,
+    featured,
     plain_texts,
     until,
 )
-from tests.integration.fake_drafter import FakeDrafter, Mode
+from tests.integration.fake_drafter import Mode
 from verifier_service.engine.ports import SourcePlan
 
 MALFORMED = (
@@ -47,40 +45,6 @@ class BombOnLoad:
 @pytest.fixture(scope="module")
 def truth():
     return plain_texts(REQUESTS)
-
-
-@pytest.fixture
-def start():
-    """Starts fake drafters and stops them in the end."""
-    started = []
-
-    def make(**options):
-        port = options.pop("port", 0)
-        drafter = FakeDrafter(oracle(), VOCAB, **options).start(port)
-        started.append(drafter)
-        return drafter
-
-    yield make
-    for drafter in started:
-        drafter.stop()
-
-
-@pytest.fixture
-def build():
-    """Builds houses and closes them in the end."""
-    built = []
-
-    def make(*args, **options):
-        built.append(House(*args, **options))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
-
-
-def featured():
-    return {"raw_width": 2, "digest": "digest"}
 
 
 @pytest.mark.parametrize("plan", [CHAIN, TREE], ids=["chain", "tree"])

@@ -15,14 +15,12 @@ from protos.exchange import DrafterReplica
 from tests.integration.exchange_house import (
     CHAIN,
     TOKEN,
-    VOCAB,
-    House,
     ask,
-    oracle,
+    featured,
     plain_texts,
     until,
 )
-from tests.integration.fake_drafter import FakeDrafter, Mode
+from tests.integration.fake_drafter import Mode
 from verifier_service.engine.ports import SourcePlan
 
 REQUESTS = [ask("a", 5), ask("b", 70), ask("c", 130, temperature=0.8, seed=7), ask("d", 33)]
@@ -31,40 +29,6 @@ REQUESTS = [ask("a", 5), ask("b", 70), ask("c", 130, temperature=0.8, seed=7), a
 @pytest.fixture(scope="module")
 def truth():
     return plain_texts(REQUESTS)
-
-
-@pytest.fixture
-def start():
-    """Starts fake drafters and stops them in the end."""
-    started = []
-
-    def make(**options):
-        port = options.pop("port", 0)
-        drafter = FakeDrafter(oracle(), VOCAB, **options).start(port)
-        started.append(drafter)
-        return drafter
-
-    yield make
-    for drafter in started:
-        drafter.stop()
-
-
-@pytest.fixture
-def build():
-    """Builds houses and closes them in the end."""
-    built = []
-
-    def make(*args, **options):
-        built.append(House(*args, **options))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
-
-
-def featured():
-    return {"raw_width": 2, "digest": "digest"}
 
 
 def test_sessions_spread_over_replicas_and_leave_one_that_is_not_offered(start, build, truth):

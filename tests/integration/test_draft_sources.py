@@ -9,7 +9,6 @@ from tests.integration.exchange_house import (
     CHAIN,
     TREE,
     VOCAB,
-    House,
     ask,
     oracle,
     plain_texts,
@@ -31,19 +30,6 @@ def remote():
     drafter = FakeDrafter(oracle(), VOCAB).start()
     yield drafter
     drafter.stop()
-
-
-@pytest.fixture
-def build():
-    built = []
-
-    def make(*args, **options):
-        built.append(House(*args, **options))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def ngram(**limits):

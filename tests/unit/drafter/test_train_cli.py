@@ -2,7 +2,6 @@
 
 import json
 
-import msgpack
 import numpy as np
 import pytest
 import torch
@@ -18,44 +17,16 @@ from drafter_service.training.features import FeatureStore
 from drafter_service.training.records import Record, read_records
 from drafter_service.training.settings import load_settings
 from protos.errors import ConfigError
-from tests.tiny import tiny_llama_dir
+from tests.tiny_training import HIDDEN, VOCAB, tiny_training
 
-VOCAB, HIDDEN, RECORDS = 64, 32, 12
+RECORDS = 12
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("train")
-    tiny_llama_dir(root / "target", vocab=VOCAB, hidden=HIDDEN)
-    rng = np.random.default_rng(0)
-    with (root / "answers.msgpack").open("wb") as stream:
-        header = {"format": "outrider-answers", "vocab_size": VOCAB, "records": RECORDS}
-        stream.write(msgpack.packb(header))
-        for number in range(RECORDS):
-            prompt, answer = rng.integers(3, VOCAB, 5 + number), rng.integers(3, VOCAB, 20 - number)
-            parts = {"p": prompt.astype("<u2").tobytes(), "r": answer.astype("<u2").tobytes()}
-            stream.write(msgpack.packb(parts))
-    settings = {
-        "answers": str(root / "answers.msgpack"),
-        "target": str(root / "target"),
-        "features": str(root / "features"),
-        "run": str(root / "run"),
-        "record_layers": [0, 1, 2],
-        "head": {
-            "aux_layers": [0, 1, 2],
-            "draft_vocab_size": 32,
-            "num_heads": 4,
-            "num_kv_heads": 2,
-            "intermediate_size": 48,
-        },
-        "rows_per_update": 64,
-        "held_out_share": 0.2,
-        "warmup_updates": 1,
-        "epochs": 2,
-        "threads": torch.get_num_threads(),
-    }
-    (root / "eagle3.yaml").write_text(yaml.safe_dump(settings))
-    command = ["eagle3", "--config", str(root / "eagle3.yaml"), "--output", str(root / "head")]
+    config = tiny_training(root, RECORDS, threads=torch.get_num_threads())
+    command = ["eagle3", "--config", str(config), "--output", str(root / "head")]
     assert main([*command, "--name", "tiny"]) == 0
     return root, command
 
