@@ -61,6 +61,10 @@ class GenerationRequest:
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 raise InvalidRequest(f"{name} must be 0 to {MAX_LOGPROBS}, not {count}", name)
+        if self.options.grammar is not None and self.params.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos: a text ends where its grammar does, by an EOS", "ignore_eos"
+            )
         if self.timeout_s is not None and not 0.0 < self.timeout_s < math.inf:
             raise InvalidRequest(
                 f"timeout_s must be a positive number of seconds, not {self.timeout_s}", "timeout_s"
@@ -142,3 +146,4 @@ class TargetDescription:
     vocab_size: int
     max_context: int
     eos_token_ids: tuple[int, ...] = ()
+    takes_grammar: bool = False

@@ -146,6 +146,7 @@ def encode_target(target: TargetDescription) -> pb.DescribeTargetResponse:
         vocab_size=target.vocab_size,
         max_context=target.max_context,
         eos_token_ids=target.eos_token_ids,
+        takes_grammar=target.takes_grammar,
     )
 
 
@@ -164,6 +165,7 @@ def decode_target(message: pb.DescribeTargetResponse) -> TargetDescription:
         vocab_size=message.vocab_size,
         max_context=message.max_context,
         eos_token_ids=check_ids("eos_token_ids", message.eos_token_ids, limits),
+        takes_grammar=message.takes_grammar,
     )
 
 

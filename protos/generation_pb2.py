@@ -25,37 +25,41 @@ _sym_db = _symbol_database.Default()
 from protos import drafting_pb2 as protos_dot_drafting__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/generation.proto\x12\x0boutrider.v1\x1a\x15protos/drafting.proto\"\x17\n\x15\x44\x65scribeTargetRequest\"\xc6\x01\n\x16\x44\x65scribeTargetResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rtarget_digest\x18\x03 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x11\n\tinvariant\x18\x05 \x01(\x08\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\"z\n\x0bSpeculation\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x11.outrider.v1.PlanH\x00\x88\x01\x01\x42\x07\n\x05_plan\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xd6\x01\n\x0cLogitOptions\x12\x19\n\x11\x61llowed_token_ids\x18\x01 \x03(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12*\n\nlogit_bias\x18\x03 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x42\x15\n\x13_repetition_penalty\"\xee\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12-\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12/\n\x07options\x18\x06 \x01(\x0b\x32\x19.outrider.v1.LogitOptionsH\x00\x88\x01\x01\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x16\n\ttimeout_s\x18\t \x01(\x01H\x03\x88\x01\x01\x42\n\n\x08_optionsB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\x0c\n\n_timeout_s\",\n\x0bSourceCount\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xbd\x02\n\tRunCounts\x12\x12\n\nnum_prompt\x18\x01 \x01(\r\x12\x12\n\nnum_output\x18\x02 \x01(\r\x12\x12\n\nnum_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_rounds\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\x04\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x07 \x03(\r\x12\x34\n\x12\x61\x63\x63\x65pted_by_source\x18\x08 \x03(\x0b\x32\x18.outrider.v1.SourceCount\x12\x14\n\x0c\x64raft_wait_s\x18\t \x01(\x01\x12\x10\n\x08verify_s\x18\n \x01(\x01\x12\x0f\n\x07queue_s\x18\x0b \x01(\x01\x12\x11\n\tprefill_s\x18\x0c \x01(\x01\x12\x12\n\nnum_cached\x18\r \x01(\r\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xbf\x02\n\x10GenerateResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12+\n\x06\x63ounts\x18\x05 \x01(\x0b\x32\x16.outrider.v1.RunCountsH\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12,\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobsB\x10\n\x0e_stop_token_idB\t\n\x07_counts*\x84\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x01\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x02\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x03*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x32\xb2\x01\n\nGeneration\x12Y\n\x0e\x44\x65scribeTarget\x12\".outrider.v1.DescribeTargetRequest\x1a#.outrider.v1.DescribeTargetResponse\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/generation.proto\x12\x0boutrider.v1\x1a\x15protos/drafting.proto\"\x17\n\x15\x44\x65scribeTargetRequest\"\xdd\x01\n\x16\x44\x65scribeTargetResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rtarget_digest\x18\x03 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x11\n\tinvariant\x18\x05 \x01(\x08\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x15\n\rtakes_grammar\x18\t \x01(\x08\"z\n\x0bSpeculation\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x11.outrider.v1.PlanH\x00\x88\x01\x01\x42\x07\n\x05_plan\"?\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.outrider.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x8e\x02\n\x0cLogitOptions\x12\x19\n\x11\x61llowed_token_ids\x18\x01 \x03(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12*\n\nlogit_bias\x18\x03 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12*\n\x07grammar\x18\x07 \x01(\x0b\x32\x14.outrider.v1.GrammarH\x01\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\n\n\x08_grammar\"\xee\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12-\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12/\n\x07options\x18\x06 \x01(\x0b\x32\x19.outrider.v1.LogitOptionsH\x00\x88\x01\x01\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x16\n\ttimeout_s\x18\t \x01(\x01H\x03\x88\x01\x01\x42\n\n\x08_optionsB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\x0c\n\n_timeout_s\",\n\x0bSourceCount\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xbd\x02\n\tRunCounts\x12\x12\n\nnum_prompt\x18\x01 \x01(\r\x12\x12\n\nnum_output\x18\x02 \x01(\r\x12\x12\n\nnum_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_rounds\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\x04\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x07 \x03(\r\x12\x34\n\x12\x61\x63\x63\x65pted_by_source\x18\x08 \x03(\x0b\x32\x18.outrider.v1.SourceCount\x12\x14\n\x0c\x64raft_wait_s\x18\t \x01(\x01\x12\x10\n\x08verify_s\x18\n \x01(\x01\x12\x0f\n\x07queue_s\x18\x0b \x01(\x01\x12\x11\n\tprefill_s\x18\x0c \x01(\x01\x12\x12\n\nnum_cached\x18\r \x01(\r\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xbf\x02\n\x10GenerateResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12+\n\x06\x63ounts\x18\x05 \x01(\x0b\x32\x16.outrider.v1.RunCountsH\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12,\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobsB\x10\n\x0e_stop_token_idB\t\n\x07_counts*\x84\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x01\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x02\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x03*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x32\xb2\x01\n\nGeneration\x12Y\n\x0e\x44\x65scribeTarget\x12\".outrider.v1.DescribeTargetRequest\x1a#.outrider.v1.DescribeTargetResponse\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPECULATIONMODE']._serialized_start=1800
-  _globals['_SPECULATIONMODE']._serialized_end=1932
-  _globals['_FINISHREASON']._serialized_start=1935
-  _globals['_FINISHREASON']._serialized_end=2112
+  _globals['_SPECULATIONMODE']._serialized_start=1944
+  _globals['_SPECULATIONMODE']._serialized_end=2076
+  _globals['_GRAMMARKIND']._serialized_start=2078
+  _globals['_GRAMMARKIND']._serialized_end=2198
+  _globals['_FINISHREASON']._serialized_start=2201
+  _globals['_FINISHREASON']._serialized_end=2378
   _globals['_DESCRIBETARGETREQUEST']._serialized_start=63
   _globals['_DESCRIBETARGETREQUEST']._serialized_end=86
   _globals['_DESCRIBETARGETRESPONSE']._serialized_start=89
-  _globals['_DESCRIBETARGETRESPONSE']._serialized_end=287
-  _globals['_SPECULATION']._serialized_start=289
-  _globals['_SPECULATION']._serialized_end=411
-  _globals['_LOGITBIAS']._serialized_start=413
-  _globals['_LOGITBIAS']._serialized_end=450
-  _globals['_LOGITOPTIONS']._serialized_start=453
-  _globals['_LOGITOPTIONS']._serialized_end=667
-  _globals['_GENERATEREQUEST']._serialized_start=670
-  _globals['_GENERATEREQUEST']._serialized_end=1036
-  _globals['_SOURCECOUNT']._serialized_start=1038
-  _globals['_SOURCECOUNT']._serialized_end=1082
-  _globals['_RUNCOUNTS']._serialized_start=1085
-  _globals['_RUNCOUNTS']._serialized_end=1402
-  _globals['_TOKENLOGPROBS']._serialized_start=1404
-  _globals['_TOKENLOGPROBS']._serialized_end=1475
-  _globals['_GENERATERESPONSE']._serialized_start=1478
-  _globals['_GENERATERESPONSE']._serialized_end=1797
-  _globals['_GENERATION']._serialized_start=2115
-  _globals['_GENERATION']._serialized_end=2293
+  _globals['_DESCRIBETARGETRESPONSE']._serialized_end=310
+  _globals['_SPECULATION']._serialized_start=312
+  _globals['_SPECULATION']._serialized_end=434
+  _globals['_GRAMMAR']._serialized_start=436
+  _globals['_GRAMMAR']._serialized_end=499
+  _globals['_LOGITBIAS']._serialized_start=501
+  _globals['_LOGITBIAS']._serialized_end=538
+  _globals['_LOGITOPTIONS']._serialized_start=541
+  _globals['_LOGITOPTIONS']._serialized_end=811
+  _globals['_GENERATEREQUEST']._serialized_start=814
+  _globals['_GENERATEREQUEST']._serialized_end=1180
+  _globals['_SOURCECOUNT']._serialized_start=1182
+  _globals['_SOURCECOUNT']._serialized_end=1226
+  _globals['_RUNCOUNTS']._serialized_start=1229
+  _globals['_RUNCOUNTS']._serialized_end=1546
+  _globals['_TOKENLOGPROBS']._serialized_start=1548
+  _globals['_TOKENLOGPROBS']._serialized_end=1619
+  _globals['_GENERATERESPONSE']._serialized_start=1622
+  _globals['_GENERATERESPONSE']._serialized_end=1941
+  _globals['_GENERATION']._serialized_start=2381
+  _globals['_GENERATION']._serialized_end=2559
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,13 @@ class SpeculationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_MODE_OFF: _ClassVar[SpeculationMode]
     SPECULATION_MODE_FIXED: _ClassVar[SpeculationMode]
 
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_LARK: _ClassVar[GrammarKind]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -27,6 +34,10 @@ SPECULATION_MODE_UNSPECIFIED: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 SPECULATION_MODE_OFF: SpeculationMode
 SPECULATION_MODE_FIXED: SpeculationMode
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_LARK: GrammarKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -39,7 +50,7 @@ class DescribeTargetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeTargetResponse(_message.Message):
-    __slots__ = ("protocol_version", "name", "target_digest", "system_fingerprint", "invariant", "vocab_size", "max_context", "eos_token_ids")
+    __slots__ = ("protocol_version", "name", "target_digest", "system_fingerprint", "invariant", "vocab_size", "max_context", "eos_token_ids", "takes_grammar")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +59,7 @@ class DescribeTargetResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     target_digest: str
@@ -56,7 +68,8 @@ class DescribeTargetResponse(_message.Message):
     vocab_size: int
     max_context: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., target_digest: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., invariant: bool = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    takes_grammar: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., target_digest: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., invariant: bool = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., takes_grammar: bool = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("mode", "drafters", "plan")
@@ -68,6 +81,14 @@ class Speculation(_message.Message):
     plan: _drafting_pb2.Plan
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., drafters: _Optional[_Iterable[str]] = ..., plan: _Optional[_Union[_drafting_pb2.Plan, _Mapping]] = ...) -> None: ...
 
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
+
 class LogitBias(_message.Message):
     __slots__ = ("id", "bias")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -77,20 +98,22 @@ class LogitBias(_message.Message):
     def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class LogitOptions(_message.Message):
-    __slots__ = ("allowed_token_ids", "min_tokens", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    __slots__ = ("allowed_token_ids", "min_tokens", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty", "grammar")
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     min_tokens: int
     logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
-    def __init__(self, allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt_ids", "sampling", "output_ids", "speculation", "options", "num_logprobs", "num_prompt_logprobs", "timeout_s")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protos.errors import InvalidRequest
+from protos.grammar import Grammar
 
 MAX_BIASES: Final = 1024
 MAX_BIAS: Final = 100.0
@@ -33,7 +34,8 @@ class LogitOptions:
     allowed_token_ids: only these may be chosen; empty = all. min_tokens: output tokens before an
     EOS or stop id may be chosen. logit_bias: (id, bias in [-100, 100]), each id once. Penalties:
     repetition divides or multiplies (above 1: repeat less) logits of ids in prompt or output;
-    frequency subtracts per occurrence and presence once, for ids in the output only.
+    frequency subtracts per occurrence and presence once, for ids in the output only. grammar: the
+    form of the whole output; once it allows no id but ends, min_tokens holds none of them back.
     """
 
     allowed_token_ids: tuple[int, ...] = ()
@@ -42,6 +44,7 @@ class LogitOptions:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         allowed, biased = self.allowed_token_ids, [token for token, _ in self.logit_bias]
@@ -73,7 +76,7 @@ class LogitOptions:
     def changes_nothing(self) -> bool:
         """True for the defaults."""
         has_ids = self.allowed_token_ids or self.min_tokens or self.logit_bias
-        return not has_ids and not self.has_penalties
+        return not has_ids and not self.has_penalties and self.grammar is None
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the option that holds an id outside the vocabulary."""

@@ -4,10 +4,20 @@ Pure functions, used by `generation_codec`. Everything is refused with InvalidRe
 option: its author is a user. Absent options change nothing.
 """
 
+from typing import Final
+
 from protos import generation_pb2 as pb
 from protos.errors import InvalidRequest
+from protos.grammar import GRAMMAR_PARAM, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from protos.limits import Limits
 from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES, LogitOptions
+
+_KINDS: Final = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+}
+_KIND_OF: Final[dict[int, GrammarKind]] = {wire: kind for kind, wire in _KINDS.items()}
 
 
 def encode_options(options: LogitOptions) -> pb.LogitOptions | None:
@@ -21,6 +31,9 @@ def encode_options(options: LogitOptions) -> pb.LogitOptions | None:
         repetition_penalty=options.repetition_penalty,
         frequency_penalty=options.frequency_penalty,
         presence_penalty=options.presence_penalty,
+        grammar=None
+        if options.grammar is None
+        else pb.Grammar(kind=_KINDS[options.grammar.kind], text=options.grammar.text),
     )
 
 
@@ -43,6 +56,15 @@ def decode_options(message: pb.GenerateRequest, limits: Limits) -> LogitOptions:
         repetition_penalty=sent.repetition_penalty if has_repetition else 1.0,
         frequency_penalty=sent.frequency_penalty,
         presence_penalty=sent.presence_penalty,
+        grammar=_decode_grammar(sent.grammar) if sent.HasField("grammar") else None,
     )
     options.check_ids(limits.vocab_size)
     return options
+
+
+def _decode_grammar(sent: pb.Grammar) -> Grammar:
+    if sent.kind not in _KIND_OF:
+        raise InvalidRequest(f"no grammar of kind {sent.kind} is known here", GRAMMAR_PARAM)
+    if len(sent.text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes", GRAMMAR_PARAM)
+    return Grammar(_KIND_OF[sent.kind], sent.text)

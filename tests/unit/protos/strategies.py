@@ -1,5 +1,8 @@
 """Hypothesis strategies for everything that travels."""
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from protos.exchange import (
@@ -26,6 +29,7 @@ from protos.generation import (
     TokenLogprobs,
     TokenRun,
 )
+from protos.grammar import Grammar, GrammarKind
 from protos.limits import Limits
 from protos.options import LogitOptions
 from protos.params import SEED_MAX, SEED_MIN, Acceptance, SamplingParams
@@ -217,7 +221,17 @@ def logit_options() -> st.SearchStrategy[LogitOptions]:
         repetition_penalty=st.floats(0.01, 100),
         frequency_penalty=st.floats(-2, 2),
         presence_penalty=st.floats(-2, 2),
+        grammar=st.none()
+        | st.builds(Grammar, st.sampled_from(list(GrammarKind)), st.text(min_size=1, max_size=20)),
     )
+
+
+def _generation_request(
+    params: SamplingParams, options: LogitOptions, **rest: Any
+) -> GenerationRequest:
+    """A text that has a grammar ends by an EOS."""
+    ignore_eos = params.ignore_eos and options.grammar is None
+    return GenerationRequest(params=replace(params, ignore_eos=ignore_eos), options=options, **rest)
 
 
 def generation_requests() -> st.SearchStrategy[GenerationRequest]:
@@ -228,7 +242,7 @@ def generation_requests() -> st.SearchStrategy[GenerationRequest]:
         st.none() | plans(),
     )
     return st.builds(
-        GenerationRequest,
+        _generation_request,
         request_id=texts,
         prompt_ids=st.lists(tokens, min_size=1, max_size=12).map(tuple),
         params=params(),
@@ -290,4 +304,5 @@ def targets() -> st.SearchStrategy[TargetDescription]:
         st.integers(VOCAB, 2**20),
         st.integers(1, 2**20),
         st.lists(tokens, max_size=4).map(tuple),
+        st.booleans(),
     )
