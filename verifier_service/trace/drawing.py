@@ -30,18 +30,18 @@ def heading(story: Story) -> Iterator[str]:
     else:
         resumed = f" and {opened.num_output} of output" if opened.num_output else ""
         asked = ", ".join(f"{name} {value}" for name, value in opened.settings)
-        yield f"  {opened.num_prompt} prompt tokens{resumed}; {asked}; speculation {opened.mode}"
+        prompt = _count(opened.num_prompt, "prompt token")
+        yield f"  {prompt}{resumed}; {asked}; speculation {opened.mode}"
     if story.num_missing:
-        yield f"  {story.num_missing} rounds were not recorded"
+        yield f"  not recorded: {_count(story.num_missing, 'round')}"
     if closed is None:
-        yield f"  {len(story.ids)} tokens so far: it runs, or its verifier was killed"
+        so_far = _count(len(story.ids), "token")
+        yield f"  {so_far} so far: it runs, or its verifier was killed"
     else:
         counts = closed.counts
         error = f" ({closed.error})" if closed.error else ""
-        yield (
-            f"  {counts.num_output} tokens in {counts.num_rounds} rounds, "
-            f"ended: {closed.reason}{error}"
-        )
+        tokens, rounds = _count(counts.num_output, "token"), _count(counts.num_rounds, "round")
+        yield f"  {tokens} in {rounds}, ended: {closed.reason}{error}"
 
 
 def draw_parts(story: Story, name: TokenName, first: int, last: int) -> Iterator[str]:
@@ -182,7 +182,9 @@ def _plan(plan: Plan) -> str:
 
 
 def _why(step: StepFacts) -> str:
-    return f"{step.why}, {step.expected:.1f} tokens expected" if step.expected else step.why
+    # Labels of planning/options: names of who is waited for, depth, shape.
+    why = "look-ups only" if step.why.startswith("depth0/") else step.why
+    return f"{why}, {step.expected:.1f} tokens expected" if step.expected else why
 
 
 def _times(step: StepFacts) -> str:
@@ -193,8 +195,12 @@ def _times(step: StepFacts) -> str:
         ("rest", step.rest_s),
     )
     told = ", ".join(f"{what} {_ms(took_s)}" for what, took_s in parts)
-    requests = f"{step.num_requests} request{'s' if step.num_requests != 1 else ''}"
-    return f"{told} ms; {requests} and {step.num_rows} rows in the step"
+    requests, rows = _count(step.num_requests, "request"), _count(step.num_rows, "row")
+    return f"{told} ms; {requests} and {rows} in the step"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _ms(took_s: float) -> str:

@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 
 PATTERN: Final = "trace-*.msgpack"
 MAX_BUFFERED_STEPS: Final = 1024
-_STEPS_PER_WRITE: Final = 64
 _RETRY_S: Final = 30.0
 _CLOSE_S: Final = 5.0
 _FILES_PER_CAP: Final = 8
@@ -40,7 +39,6 @@ class _Open:
 
     path: Path
     descriptor: int
-    encoder: Encoder
     size: int = 0
 
 
@@ -96,30 +94,25 @@ class TraceWriter:
 
     def _run(self) -> None:
         self._write(())  # at once, so that a folder that cannot be written to is told at start
-        is_open = True
-        while is_open:
-            steps = [self._queue.get()]
-            while len(steps) < _STEPS_PER_WRITE and not self._queue.empty():
-                steps.append(self._queue.get())
-            is_open = None not in steps
-            self._write([step for step in steps if step is not None])
+        while (records := self._queue.get()) is not None:
+            self._write(records)
         if self._file is not None:
             os.close(self._file.descriptor)
 
-    def _write(self, steps: Sequence[tuple[Record, ...]]) -> None:
+    def _write(self, records: Sequence[Record]) -> None:
+        """The records of one step, whole or not at all; none begins a file."""
+        num_steps = bool(records)
         if time.monotonic() < self._rests_until_s:
-            self._num_failed += len(steps)
+            self._num_failed += num_steps
             return
         try:
-            file = self._grown()
             missing = self.num_lost - self._num_told
-            lost = (Lost(missing),) if missing else ()
-            data = _pack(file.encoder, (*lost, *(record for step in steps for record in step)))
-            _write_all(file, data)
+            data = _pack((Lost(missing), *records) if missing else records)
+            _write_all(self._grown(len(data)), data)
         except OSError as error:
-            self._fail(error.strerror or type(error).__name__, len(steps))
+            self._fail(error.strerror or type(error).__name__, num_steps)
         except (ValueError, OverflowError) as error:
-            self._fail(f"a record cannot be packed ({error})", len(steps))
+            self._fail(f"a record cannot be packed ({error})", num_steps)
         else:
             if missing and not self._has_lost:
                 _log.warning("%d steps were not recorded: the disk is slow or was full", missing)
@@ -127,12 +120,12 @@ class TraceWriter:
             self._is_failing = False
             self._num_told += missing
 
-    def _grown(self) -> _Open:
-        """The file to append to: the open one while it is small and there, else a new one."""
+    def _grown(self, num_bytes: int) -> _Open:
+        """The file to append to: the open one while it is there and has room, else a new one."""
         file = self._file
         if file is not None:
             is_there = os.fstat(file.descriptor).st_nlink > 0
-            if is_there and file.size < self._file_bytes:
+            if is_there and file.size + num_bytes <= self._file_bytes:
                 return file
             os.close(file.descriptor)
             self._file = None
@@ -143,7 +136,7 @@ class TraceWriter:
         path = self._folder / f"trace-{began}-{self._header.writer}-{self._number:04}.msgpack"
         # They hold what people asked and were told: for the owner's eyes.
         descriptor = os.open(path, _FLAGS, 0o600)
-        self._file = _Open(path, descriptor, Encoder())
+        self._file = _Open(path, descriptor)
         _write_all(self._file, pack_frame(header_frame(self._header)))
         return self._file
 
@@ -179,7 +172,8 @@ class TraceWriter:
         os.close(file.descriptor)
 
 
-def _pack(encoder: Encoder, records: Sequence[Record | Lost]) -> bytes:
+def _pack(records: Sequence[Record | Lost]) -> bytes:
+    encoder = Encoder()
     return b"".join(pack_frame(frame) for r in records for frame in encoder.frames(r))
 
 
