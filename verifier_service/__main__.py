@@ -1,7 +1,8 @@
 """`python -m verifier_service`: one verifier behind gRPC, without Ray.
 
 Prints one line with the bound address when it is ready, and writes it to --ready-file if given.
-SIGTERM and SIGINT drain: running requests get `drain_s` to finish.
+SIGTERM and SIGINT drain: new requests are refused, running ones get `drain_s` to finish. A second
+signal ends them at once.
 """
 
 import argparse
@@ -11,8 +12,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from protos.errors import OutriderError
 from verifier_service.config import (
@@ -65,10 +67,20 @@ async def _serve(settings: VerifierSettings, ready_file: Path | None) -> None:
                 loop.add_signal_handler(number, stopped.set)
         _announce(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}", ready_file)
         await stopped.wait()
-        await server.stop(settings.drain_s)
+        stopped.clear()
+        await _either(parts.service.drain(settings.drain_s), stopped.wait())
     finally:
         await asyncio.to_thread(parts.service.stop)
+        await server.stop()
     logger.info("stopped: %s", snapshot(parts.service.stats(), parts.exchange.counts()))
+
+
+async def _either(*waits: Coroutine[Any, Any, bool]) -> None:
+    """Until the first of them is over."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _announce(address: str, ready_file: Path | None) -> None:

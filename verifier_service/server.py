@@ -56,11 +56,15 @@ class GenerationServer:
         logger.info("verifier listens on port %d", port)
         return port
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new calls, give running ones `drain_s` to finish, then cut them."""
+    async def stop(self) -> None:
+        """Take no calls any more; what running ones were already given still goes out.
+
+        To let them finish, drain and stop the service first: while the server listens, its refusals
+        tell callers to go elsewhere.
+        """
         if self._server is None:
             return
-        await self._server.stop(max(drain_s, STOP_GRACE_S))
+        await self._server.stop(STOP_GRACE_S)
         self._server = None
 
 
@@ -82,9 +86,10 @@ class _Servicer(rpc.GenerationServicer):
     async def DescribeTarget(  # noqa: N802  # the name in the .proto
         self, request: pb.DescribeTargetRequest, context: _Context
     ) -> pb.DescribeTargetResponse:
-        """What is served here; fails when the engine has died."""
-        if self._service.failure is not None:
-            await abort(context, PeerUnavailable(self._service.failure))
+        """What is served here; fails when the engine has died or lets nobody in any more."""
+        refusal = self._service.refusal
+        if refusal is not None:
+            await abort(context, PeerUnavailable(refusal))
         return encode_target(self._target)
 
     async def Generate(  # noqa: N802

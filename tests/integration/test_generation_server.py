@@ -198,6 +198,7 @@ def test_bad_requests_are_refused_by_name_and_the_service_lives_on():
         (changed(speculation__mode=17), InvalidRequest),
         (changed(speculation__drafters=["x" * 5000]), InvalidRequest),
         (changed(request_id="r" * 5000), InvalidRequest),
+        (changed(timeout_s=-1.0), InvalidRequest),
     ]
 
     async def scenario() -> None:

@@ -73,7 +73,7 @@ class Committing:
             if end is None or cut is None:
                 request.computed_len += share.num_rows
                 self._scheduler.publish(request)
-            elif end.is_broken:
+            elif end.is_broken and cut.finish_reason is None:
                 self._scheduler.distrust(request)
                 error = "the target returned no finite score"
                 self.finish(request, Cut(0, FinishReason.ERROR), error=error)
@@ -127,7 +127,7 @@ class Committing:
         pairs = [
             pair
             for share, end, cut in zip(batch.shares, ends, cuts, strict=True)
-            if end is not None and cut is not None and not end.is_broken
+            if end is not None and cut is not None
             if (pair := moves(share.request, end)) is not None
         ]
         if pairs:
@@ -139,12 +139,16 @@ class Committing:
         base_len, ids = request.known_len, end.choices[: cut.num_committed]
         request.tokens.extend(ids)
         request.computed_len = request.known_len - 1
-        self._scheduler.publish(request)
+        if end.is_broken:
+            # Behind the end of the text, where plain decoding would not have looked.
+            self._scheduler.distrust(request)
+        else:
+            self._scheduler.publish(request)
         names = [draft.sources[node - 1] for node in end.nodes]
         request.tally.count_round(draft.tree.num_nodes, end.num_accepted, names)
         self._counters.count_round(draft.sources, end.nodes, cut.num_committed)
         num_accepted = min(end.num_accepted, cut.num_committed)
-        if drafted and not request.request.params.uses_rejection:
+        if drafted and not end.is_broken and not request.request.params.uses_rejection:
             self._planner.observe_round(
                 RoundOutcome(
                     key=request.key,

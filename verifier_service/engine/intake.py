@@ -7,10 +7,10 @@ handed back by `close` to be failed.
 
 import itertools
 import threading
-import time
 from collections import deque
+from collections.abc import Callable
 
-from protos.errors import ContextTooLong, InvalidRequest, Overloaded
+from protos.errors import ContextTooLong, InvalidRequest, Overloaded, PeerUnavailable
 from protos.generation import GenerationRequest
 from verifier_service.engine.request import Emit, Ends, RunningRequest
 
@@ -18,13 +18,19 @@ from verifier_service.engine.request import Emit, Ends, RunningRequest
 class Intake:
     """Submissions and cancellations on their way to the engine's thread."""
 
-    def __init__(self, vocab_size: int, ends: Ends, max_active: int) -> None:
+    def __init__(
+        self, vocab_size: int, ends: Ends, max_active: int, clock: Callable[[], float]
+    ) -> None:
+        """max_active: requests that may be in at once. clock: seconds, for their deadlines."""
         self._vocab_size = vocab_size
         self._ends = ends
         self._max_active = max_active
+        self._clock = clock
         self._keys = itertools.count(1)
         self._entries: deque[RunningRequest | int] = deque()
-        self._condition = threading.Condition()
+        lock = threading.Lock()
+        self._condition = threading.Condition(lock)
+        self._is_empty = threading.Condition(lock)
         self._num_active = 0
         self._closed_because: str | None = None
 
@@ -32,6 +38,11 @@ class Intake:
     def num_active(self) -> int:
         """Requests let in and not yet gone."""
         return self._num_active
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nobody is let in any more, or None."""
+        return self._closed_because
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest or ContextTooLong unless the request can be served."""
@@ -70,16 +81,19 @@ class Intake:
         options.check_ends(request.params.max_tokens, end_ids, self._vocab_size)
 
     def submit(self, request: GenerationRequest, emit: Emit) -> int:
-        """Let a request in; returns its key."""
+        """Let a request in; returns its key.
+
+        Raises what `check` raises; Overloaded when full; PeerUnavailable after `refuse` or `close`.
+        """
         self.check(request)
         with self._condition:
             if self._closed_because is not None:
-                raise Overloaded(self._closed_because)
+                raise PeerUnavailable(self._closed_because)
             if self._num_active >= self._max_active:
                 raise Overloaded(f"{self._num_active} requests are running or queued already")
             self._num_active += 1
             key = next(self._keys)
-            entry = RunningRequest(key, request, self._ends, emit, time.perf_counter())
+            entry = RunningRequest(key, request, self._ends, emit, self._clock())
             self._entries.append(entry)
             self._condition.notify()
         return key
@@ -101,6 +115,8 @@ class Intake:
         """One request that was let in is gone."""
         with self._condition:
             self._num_active -= 1
+            if self._num_active == 0:
+                self._is_empty.notify_all()
 
     def wait(self, timeout_s: float) -> None:
         """Block until there is an entry to drain, or the time is over."""
@@ -108,10 +124,20 @@ class Intake:
             if not self._entries:
                 self._condition.wait(timeout_s)
 
+    def refuse(self, because: str) -> None:
+        """Let nobody in any more; who is in stays. The first reason is the one that is told."""
+        with self._condition:
+            self._closed_because = self._closed_because or because
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Block until everybody has left, or the time is over; True when everybody has."""
+        with self._condition:
+            return self._is_empty.wait_for(lambda: self._num_active == 0, timeout_s)
+
     def close(self, because: str) -> list[RunningRequest]:
         """Let nobody in any more; returns the requests that were not drained yet."""
+        self.refuse(because)
         with self._condition:
-            self._closed_because = because
             left = [entry for entry in self._entries if isinstance(entry, RunningRequest)]
             self._entries.clear()
         return left

@@ -7,12 +7,12 @@ that steps. Invariants: every scheduled request that reaches its last known toke
 one more (law 3); what advisers say changes how many, never which (law 1).
 """
 
-import logging
 import time
+from collections.abc import Callable
 
 import torch
 
-from protos.generation import FinishReason, GenerationRequest
+from protos.generation import GenerationRequest
 from verifier_service.engine.asking import Answers, Asking
 from verifier_service.engine.batch import Batch, MergedDraft, build_batch, read_logprobs
 from verifier_service.engine.committing import Committing
@@ -20,7 +20,8 @@ from verifier_service.engine.intake import Intake
 from verifier_service.engine.page_pool import PagePool
 from verifier_service.engine.ports import Drafting, Planner
 from verifier_service.engine.prefix_cache import PrefixCache
-from verifier_service.engine.request import Cut, Emit, Ends, RunningRequest
+from verifier_service.engine.request import Emit, Ends, RunningRequest
+from verifier_service.engine.roster import Roster
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.scheduler import Scheduler, Share
 from verifier_service.engine.settings import EngineSettings
@@ -29,8 +30,6 @@ from verifier_service.sampling.chooser import chooser_of
 from verifier_service.sampling.walk import WalkEnd, walk
 from verifier_service.step import Target
 from verifier_service.trace.tracer import StepTimes, Tracer
-
-_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -44,10 +43,12 @@ class Engine:
         settings: EngineSettings,
         rows: PagedRows | None = None,
         tracer: Tracer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Allocates the target's pool. rows: the reader that `drafting` was made with, if any.
 
-        tracer: is told of every step, and closed with the engine.
+        tracer: is told of every step, and closed with the engine. clock: seconds, by which requests
+        wait and run out of time.
         """
         facts = target.facts
         num_pages = settings.num_slots // settings.page_size
@@ -66,8 +67,11 @@ class Engine:
         if settings.max_context is not None:
             limits.append(settings.max_context)
         self.max_context = min(limits)
-        ends = Ends(self.max_context, frozenset(facts.eos_token_ids))
-        self._intake = Intake(facts.vocab_size, ends, settings.max_running + settings.max_queued)
+        # A tokenizer may name an end that is no id of the model.
+        eos_token_ids = (token for token in facts.eos_token_ids if token < facts.vocab_size)
+        ends = Ends(self.max_context, frozenset(eos_token_ids))
+        max_active = settings.max_running + settings.max_queued
+        self._intake = Intake(facts.vocab_size, ends, max_active, clock)
         self._requests: dict[int, RunningRequest] = {}
         self._counters = EngineCounters(last_step_s=time.monotonic())
         self._committing = Committing(
@@ -80,7 +84,23 @@ class Engine:
             intake=self._intake,
             counters=self._counters,
         )
+        self._roster = Roster(
+            self._requests,
+            intake=self._intake,
+            scheduler=self._scheduler,
+            committing=self._committing,
+            rows=self._rows,
+            drafting=drafting,
+            counters=self._counters,
+            clock=clock,
+            tracer=tracer,
+        )
         target.allocate(self._pool.num_slots)
+
+    @property
+    def intake(self) -> Intake:
+        """The door: what other threads may do to it."""
+        return self._intake
 
     @property
     def rows(self) -> PagedRows:
@@ -98,7 +118,7 @@ class Engine:
         """Queue a request; returns the key that `cancel` takes.
 
         emit: called by the engine's thread with every run; must not block. Raises InvalidRequest,
-        ContextTooLong or Overloaded, and then emits nothing.
+        ContextTooLong, Overloaded or PeerUnavailable, and then emits nothing.
         """
         return self._intake.submit(request, emit)
 
@@ -109,10 +129,6 @@ class Engine:
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest or ContextTooLong unless this target can serve the request."""
         self._intake.check(request)
-
-    def wait_for_work(self, timeout_s: float) -> None:
-        """Block until something was submitted or cancelled, or the time is over."""
-        self._intake.wait(timeout_s)
 
     def stats(self) -> EngineStats:
         """Counts and sums so far, and gauges."""
@@ -132,8 +148,8 @@ class Engine:
     def step(self) -> bool:
         """One step of all running requests; False when there was nothing to do."""
         began = time.perf_counter()
-        self._apply_inbox()
-        shares = self._schedule()
+        self._roster.update()
+        shares = self._roster.schedule()
         if not shares:
             self._counters.last_step_s = time.monotonic()
             if self._tracer is not None:
@@ -153,9 +169,7 @@ class Engine:
 
     def fail_all(self, error: str) -> None:
         """End every request with an error that a router may answer by a replay elsewhere."""
-        queued = self._intake.close(error)
-        for request in [*self._requests.values(), *queued]:
-            self._committing.finish(request, Cut(0, FinishReason.ERROR), error=error)
+        self._roster.fail_all(error)
 
     def close(self) -> None:
         """Close the draft exchange; call once, after the last step."""
@@ -173,45 +187,6 @@ class Engine:
         """Between steps every page is free, cached, or held by a request that is here."""
         self._pool.check(owners=set(self._requests))
         self._cache.check()
-
-    def _apply_inbox(self) -> None:
-        for entry in self._intake.drain():
-            if isinstance(entry, RunningRequest):
-                self._enter(entry)
-            elif (request := self._requests.get(entry)) is not None:
-                self._committing.finish(request, Cut(0, FinishReason.CANCELLED))
-
-    def _enter(self, request: RunningRequest) -> None:
-        self._counters.num_requests += 1
-        self._requests[request.key] = request
-        if self._tracer is not None:
-            self._tracer.opened(request)
-        ended = request.arrived_finished()
-        if ended is not None:
-            self._committing.finish(request, ended)
-            return
-        self._rows.add(request)
-        self._scheduler.add(request)
-
-    def _schedule(self) -> list[Share]:
-        shares = self._scheduler.share_rows()
-        now = time.perf_counter()
-        for request in self._scheduler.preempted:
-            _log.info("request %s preempted: no free pages", request.request.request_id)
-            self._counters.num_preemptions += 1
-            self._drafting.forget(request.key)
-            request.tally.waiting_since_s = now
-            if self._tracer is not None:
-                self._tracer.preempted(request)
-        for request in self._scheduler.admitted:
-            request.tally.queue_s += now - request.tally.waiting_since_s
-            if not request.tally.was_admitted:
-                num_prompt = request.tally.num_prompt
-                request.tally.was_admitted = True
-                request.tally.num_cached = min(request.computed_len, num_prompt)
-                self._counters.num_looked_up_tokens += num_prompt
-                self._counters.num_cached_tokens += request.tally.num_cached
-        return shares
 
     def _admit(self, shares: list[Share], answers: Answers) -> dict[int, MergedDraft]:
         decoding = [share.request for share in shares if share.request.is_decoding]

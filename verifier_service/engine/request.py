@@ -12,6 +12,7 @@ computed_len chases known_len.
     slots    [ usable as far as pages were granted, draft nodes behind the anchor ... ]
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,14 @@ class RunningRequest:
     def __init__(
         self, key: int, request: GenerationRequest, ends: Ends, emit: Emit, arrived_s: float
     ) -> None:
+        """arrived_s: on the clock that `is_late` is asked by."""
         self.key = key
         self.request = request
         self.report = report_of(request)
         self.emit = emit if self.report is None else self.report.completing(emit)
         self.tokens = [*request.prompt_ids, *request.output_ids]
         self.computed_len = 0
+        self._late_s = math.inf if request.timeout_s is None else arrived_s + request.timeout_s
         self.page_keys = PageKeys()
         self.tally = Tally(num_prompt=len(request.prompt_ids), waiting_since_s=arrived_s)
         self._max_len = min(ends.max_context, len(request.prompt_ids) + request.params.max_tokens)
@@ -108,6 +111,10 @@ class RunningRequest:
     def num_slots(self) -> int:
         """Slots granted so far."""
         return self._num_slots
+
+    def is_late(self, now_s: float) -> bool:
+        """True when the time that the request came with is over."""
+        return now_s >= self._late_s
 
     def cut(self, choices: Sequence[int]) -> Cut:
         """Where a run of the target's tokens ends the text, if it does."""

@@ -52,11 +52,24 @@ class EngineService:
         """Why the engine died, or None while it lives."""
         return self._failure
 
+    @property
+    def refusal(self) -> str | None:
+        """Why nobody is let in any more, or None while requests are welcome."""
+        return self._engine.intake.refusal
+
     def start(self) -> None:
         """Start stepping. Thread counts are set by whoever loads the target."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    async def drain(self, limit_s: float) -> bool:
+        """Let nobody in any more and wait until everybody is through, at most `limit_s` seconds.
+
+        True when everybody is. `stop` comes next, and ends whoever is left.
+        """
+        self._engine.intake.refuse("the verifier is shutting down")
+        return await asyncio.to_thread(self._engine.intake.wait_until_empty, limit_s)
 
     def stop(self) -> None:
         """Finish the step under way, end all streams with an error, close the drafters."""
@@ -87,8 +100,8 @@ class EngineService:
 
         beat_s: give a run without tokens so often, as long as the engine steps. Who waits can then
         tell a full engine from one that hangs.
-        Raises InvalidRequest, ContextTooLong or Overloaded before the first run. Leaving the
-        iteration early (break, cancellation) cancels the request within a step.
+        Raises InvalidRequest, ContextTooLong, Overloaded or PeerUnavailable before the first run.
+        Leaving the iteration early (break, cancellation) cancels the request within a step.
         """
         loop = asyncio.get_running_loop()
         runs: asyncio.Queue[TokenRun] = asyncio.Queue()
@@ -126,7 +139,7 @@ class EngineService:
         try:
             while not self._is_stopping.is_set():
                 if not self._engine.step():
-                    self._engine.wait_for_work(_IDLE_S)
+                    self._engine.intake.wait(_IDLE_S)
         except Exception as error:
             # The edge of the engine's thread: nobody else would ever see this.
             _log.exception("the engine died")

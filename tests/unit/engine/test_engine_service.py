@@ -3,11 +3,11 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
-from protos.errors import InvalidRequest, Overloaded
+from protos.errors import InvalidRequest, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from tests.fakes import Client, FakeDrafting, HashTarget, request, small_settings
 from verifier_service.engine.loop import Engine
@@ -15,6 +15,7 @@ from verifier_service.engine.service import EngineService
 from verifier_service.engine.static_planner import StaticPlanner
 
 VOCAB = 97
+LIMIT_S = 60.0
 
 
 def make_engine(target: HashTarget | None = None, **settings: int) -> Engine:
@@ -38,6 +39,10 @@ def service() -> Iterator[EngineService]:
 
 async def collect(service: EngineService, given: GenerationRequest) -> list[TokenRun]:
     return [run async for run in service.generate(given)]
+
+
+async def gather(stream: AsyncGenerator[TokenRun, None]) -> list[TokenRun]:
+    return [run async for run in stream]
 
 
 def ids(runs: list[TokenRun]) -> tuple[int, ...]:
@@ -119,7 +124,7 @@ def test_an_engine_that_dies_ends_every_stream_with_an_error():
         await anext(stream)
         target.fail_with = RuntimeError("secret detail")
         runs = [run async for run in stream]
-        with pytest.raises(Overloaded):
+        with pytest.raises(PeerUnavailable):
             await collect(service, request("b", [1]))
         return runs
 
@@ -142,11 +147,59 @@ def test_stopping_ends_running_streams_and_refuses_new_ones():
         stopping = asyncio.get_running_loop().run_in_executor(None, service.stop)
         runs = [run async for run in stream]
         await stopping
-        with pytest.raises(Overloaded):
+        with pytest.raises(PeerUnavailable):
             await collect(service, request("b", [1]))
         return runs
 
     runs = asyncio.run(scenario())
     assert runs[-1].finish_reason is FinishReason.ERROR
     assert not [t for t in threading.enumerate() if t.name == "engine"]
+    sys.setswitchinterval(interval)
+
+
+def test_draining_finishes_who_is_in_and_lets_nobody_else_in():
+    """Running and queued requests end as without it; `stop` then has nobody to cut off."""
+    interval = sys.getswitchinterval()
+    requests = [request(str(n), [n], 200, temperature=0.7, seed=n) for n in range(4)]
+    client = Client(make_engine())
+    for one in requests:
+        client.submit(one)
+    expected = client.finish()
+    service = EngineService(make_engine(max_running=2))
+    service.start()
+
+    async def scenario() -> list[list[TokenRun]]:
+        streams = [service.generate(one) for one in requests]
+        collecting = [asyncio.create_task(gather(stream)) for stream in streams]
+        await until(lambda: service.stats().num_running == 2)
+        draining = asyncio.create_task(service.drain(LIMIT_S))
+        await until(lambda: service.refusal is not None)
+        with pytest.raises(PeerUnavailable, match="shutting down"):
+            await collect(service, request("late", [1]))
+        assert await draining, "everybody is through"
+        return await asyncio.gather(*collecting)
+
+    found = asyncio.run(scenario())
+    service.stop()
+    assert {runs[0].request_id: ids(runs) for runs in found} == expected
+    assert {runs[-1].finish_reason for runs in found} == {FinishReason.LENGTH}
+    assert service.stats().num_requests == 4
+    sys.setswitchinterval(interval)
+
+
+def test_draining_is_over_when_its_time_is_and_stopping_ends_who_is_left():
+    interval = sys.getswitchinterval()
+    service = EngineService(make_engine())
+    service.start()
+
+    async def scenario() -> list[TokenRun]:
+        stream = service.generate(request("a", [1], 100_000))
+        await anext(stream)
+        assert not await service.drain(0.01)
+        stopping = asyncio.get_running_loop().run_in_executor(None, service.stop)
+        runs = await gather(stream)
+        await stopping
+        return runs
+
+    assert asyncio.run(scenario())[-1].finish_reason is FinishReason.ERROR
     sys.setswitchinterval(interval)

@@ -1,6 +1,10 @@
 """Token-level ends: EOS sets, the caller's stop ids, max_tokens and the context limit."""
 
+from collections.abc import Sequence
+
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from protos.generation import FinishReason, GenerationRequest
 from protos.params import SamplingParams
@@ -28,6 +32,44 @@ def running(given: GenerationRequest, ends: Ends = ENDS) -> RunningRequest:
 )
 def test_a_run_is_cut_at_the_first_end(choices: tuple[int, ...], expected: Cut):
     assert running(request("a", [1], max_tokens=4)).cut(choices) == expected
+
+
+def cut_one_by_one(one: RunningRequest, stop_ids: set[int], choices: Sequence[int]) -> Cut:
+    """The same rule as plain decoding has it: after every token, is this the end?"""
+    known_len, committed = one.known_len, 0
+    for token in choices:
+        committed += 1
+        if token in stop_ids:
+            return Cut(committed, FinishReason.STOP, token)
+        if known_len + committed == one.max_len:
+            return Cut(committed, FinishReason.LENGTH)
+    return Cut(committed)
+
+
+@hypothesis.given(
+    num_prompt=st.integers(1, 19),
+    num_output=st.integers(0, 6),
+    max_tokens=st.integers(1, 12),
+    stops=st.sets(st.integers(0, 9), max_size=3),
+    ignore_eos=st.booleans(),
+    choices=st.lists(st.integers(0, 9), min_size=1, max_size=16),
+)
+def test_a_run_is_cut_where_plain_decoding_would_have_ended(
+    num_prompt, num_output, max_tokens, stops, ignore_eos, choices
+):
+    output = [1] * min(num_output, max_tokens - 1, 19 - num_prompt)
+    one = running(
+        request(
+            "a",
+            [1] * num_prompt,
+            max_tokens,
+            output,
+            ignore_eos=ignore_eos,
+            stop_token_ids=tuple(stops),
+        )
+    )
+    stop_ids = stops if ignore_eos else stops | ENDS.eos_token_ids
+    assert one.cut(choices) == cut_one_by_one(one, stop_ids, choices)
 
 
 def test_ignore_eos_lifts_the_models_ends_but_not_the_callers():
