@@ -114,6 +114,9 @@ class HandleBackend:
             while (item := await self._next_item(response, request.request_id)) is not None:
                 if isinstance(item, OutriderError):
                     finished = True
+                    if isinstance(item, PeerUnavailable):
+                        # It is going away and lets nobody in: another one may.
+                        raise VerifierLost(str(item))
                     raise item
                 if not item.ids and item.finish_reason is None:
                     continue

@@ -4,24 +4,40 @@ Pure. Invariant: runs taken from several verifiers join to what one would have g
 included; the rest is a function of the request and its committed ids alone.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 
+from protos.errors import DeadlineExceeded
 from protos.generation import GenerationRequest, RunCounts, TokenRun
 
 
 class Progress:
     """One request's committed ids and the counts of verifiers that were lost."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(
+        self, request: GenerationRequest, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """clock: seconds; the time that the request has runs from now on."""
         self._request = request
+        self._clock = clock
+        self._began_s = clock()
         self._ids: list[int] = list(request.output_ids)
         self._before = RunCounts()
         self._newest = RunCounts()
 
     def rest(self) -> GenerationRequest:
-        """What is left to do, for the next verifier."""
+        """What is left to do, in the time that is left, for the next verifier.
+
+        Raises: DeadlineExceeded when no time is left.
+        """
         self._before, self._newest = add_counts(self._before, self._newest), RunCounts()
-        return replace(self._request, output_ids=tuple(self._ids))
+        timeout_s = self._request.timeout_s
+        if timeout_s is not None:
+            timeout_s -= self._clock() - self._began_s
+            if timeout_s <= 0.0:
+                raise DeadlineExceeded("the request's time is over")
+        return replace(self._request, output_ids=tuple(self._ids), timeout_s=timeout_s)
 
     def take(self, run: TokenRun) -> TokenRun:
         """A run as the request's owner should see it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.http.logprobs import ShownToken, TokenWriter
 from cluster.http.text import TextStream
-from protos.errors import PeerUnavailable
+from protos.errors import DeadlineExceeded, PeerUnavailable
 from protos.generation import FinishReason, RunCounts, TokenRun
 
 
@@ -107,8 +107,11 @@ class Answer:
     def feed(self, run: TokenRun) -> Delta:
         """Take one run; the delta may be empty of text.
 
-        Raises: PeerUnavailable when the run says that the engine failed.
+        Raises: PeerUnavailable when the run says that the engine failed, DeadlineExceeded when it
+        says that the time is over.
         """
+        if run.finish_reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded(run.error or "the request's time is over")
         if run.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise PeerUnavailable("the engine ended this request early")
         shown = run.ids

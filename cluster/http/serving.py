@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -77,7 +78,10 @@ class Serving:
         asked, requests = order.asked, order.requests
         answers = self._answers(order)
         ticket = self._gate.enter(len(requests))
-        runs = [self._backend.generate(request) for request in requests]
+        times = (asked.timeout_s, self._limits.timeout_s)
+        timeout_s = min(filter(None, times), default=None)
+        # Told to the verifier as well, which then drops who is late from its queue and its steps.
+        runs = [self._backend.generate(replace(one, timeout_s=timeout_s)) for one in requests]
         self._counters.num_running = self._gate.num_running
 
         def ended() -> None:
@@ -88,8 +92,7 @@ class Serving:
                 self._counters.count_answer(answer.tally, finish)
                 _log_answer(request.request_id, answer.tally, finish)
 
-        times = (asked.timeout_s, self._limits.timeout_s)
-        return Call(answers, runs, ended, min(filter(None, times), default=None))
+        return Call(answers, runs, ended, timeout_s)
 
     def _answers(self, order: Order) -> list[Answer]:
         asked = order.asked

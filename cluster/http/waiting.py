@@ -31,7 +31,10 @@ async def within(
                     item = await anext(items)
             except StopAsyncIteration:
                 return
-            except TimeoutError as error:
+            except (TimeoutError, DeadlineExceeded) as error:
+                if timeout_s is None:
+                    raise
+                # Whoever noticed first: the time that was allowed is what the caller is told.
                 raise DeadlineExceeded(
                     f"the answer was not finished within timeout_s, {timeout_s:g} s"
                 ) from error

@@ -14,6 +14,7 @@ import pytest
 
 from cluster.fleet.backend import SILENT_LOOKS, HandleBackend, VerifierSilent
 from cluster.fleet.messages import SourceReport, StreamItem, VerifierReport
+from protos.errors import PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from protos.params import SamplingParams
 
@@ -146,6 +147,17 @@ def test_another_verifier_goes_on_after_the_tokens_of_one_that_hangs():
     assert [bool(run.finish_reason) for run in runs] == [False, False, False, True]
     assert handle.responses[0].is_cancelled
     assert handle.asked[1].output_ids == (5, 6)
+
+
+async def shuts_down(_request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    yield PeerUnavailable("the verifier is shutting down")
+
+
+def test_another_verifier_takes_what_one_that_shuts_down_refuses():
+    handle = Handle([shuts_down, goes_on], [report("a"), report("b")])
+    assert [token for one in runs_of(handle) for token in one.ids] == [5, 6]
+    with pytest.raises(PeerUnavailable, match="shutting down"):
+        runs_of(Handle([shuts_down], [report("a")]))
 
 
 def test_a_verifier_that_hangs_alone_is_an_error_that_may_be_tried_again():
