@@ -63,6 +63,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Iterato
                 "min_agreement": 0,  # random heads guess nothing
             },
             "placement": small,
+            "traces": {"dir": str(directory / "traces"), "max_mb": 8},
         },
         "drafters": [
             {

@@ -16,6 +16,7 @@ from verifier_service.engine.ports import PairExam, RowReader, SourcePlan
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.trace.tracer import Tracer
 
 VOCAB = 97
 CONTEXT = 10240
@@ -66,6 +67,7 @@ class House:
         exchange: ExchangeSettings | None = None,
         read_rows: RowReader | None = None,
         exam: Callable[[WideRowTarget], PairExam] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.target = WideRowTarget(row_width)
         rows = PagedRows(self.target)
@@ -83,6 +85,7 @@ class House:
             settings
             or EngineSettings(num_slots=CONTEXT, max_prefill_chunk=512, max_draft_wait_s=2.0),
             rows,
+            tracer,
         )
         self.client = Client(self.engine)
 
