@@ -296,7 +296,15 @@ class VerifierProcess:
 
     def stop(self) -> str:
         """SIGTERM; its log, after a clean end."""
+        self.signal()
+        return self.ended()
+
+    def signal(self) -> None:
+        """SIGTERM, whether or not it is still there."""
         self._process.send_signal(signal.SIGTERM)
+
+    def ended(self) -> str:
+        """Its log, once it ended by itself and cleanly."""
         _, log = self._process.communicate(timeout=60)
         assert self._process.returncode == 0, log
         return log

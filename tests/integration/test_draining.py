@@ -1,0 +1,106 @@
+"""A verifier told to stop finishes what it runs (a second SIGTERM: at once); time on the wire.
+
+Against `python -m verifier_service`, a real process with a small real model.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import generation_pb2 as pb
+from protos import generation_pb2_grpc as rpc
+from protos.channel import call_metadata, make_aio_channel
+from protos.channel_errors import error_from_rpc
+from protos.errors import PeerUnavailable
+from protos.generation import FinishReason, TokenRun
+from protos.generation_codec import decode_token_run, encode_generation_request
+from protos.limits import Limits
+from tests.fakes import request
+from tests.integration.test_generation_server import (
+    FACTS,
+    LIMIT_S,
+    SECURITY,
+    VOCAB,
+    Slow,
+    VerifierProcess,
+    call,
+    ids,
+    serving,
+)
+from tests.tiny import tiny_llama_dir
+
+NUM_TOKENS = {1: 600, 2: 1900}
+"""What is finished is short; what is cut off must not be through before it is cut off."""
+
+
+async def decoded(messages: AsyncIterable[pb.GenerateResponse]) -> AsyncGenerator[TokenRun, None]:
+    async for message in messages:
+        yield decode_token_run(message, "long", Limits())
+
+
+async def until_it_refuses(stub: rpc.GenerationStub) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            asking = pb.DescribeTargetRequest()
+            try:
+                await stub.DescribeTarget(asking, metadata=call_metadata(SECURITY))
+            except grpc.aio.AioRpcError as error:
+                if isinstance(error_from_rpc(error), PeerUnavailable):
+                    return
+                raise
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_stopping_verifier_finishes_what_it_runs_and_refuses_the_rest(
+    tmp_path: Path, num_signals: int
+):
+    model = tiny_llama_dir(tmp_path / "tiny")
+    asked = request("long", range(5, 25), NUM_TOKENS[num_signals], ignore_eos=True)
+
+    async def scenario(verifier: VerifierProcess) -> None:
+        async with make_aio_channel(await verifier.address(), SECURITY) as channel:
+            stub = rpc.GenerationStub(channel)
+            message = encode_generation_request(asked)
+            stream = decoded(stub.Generate(message, metadata=call_metadata(SECURITY)))
+            runs = [await anext(stream)]
+            verifier.signal()
+            await until_it_refuses(stub)
+            with pytest.raises(PeerUnavailable):
+                await call(stub, request("late", [1]))
+            if num_signals == 2:
+                verifier.signal()
+            runs += [run async for run in stream]
+        if num_signals == 1:
+            assert runs[-1].finish_reason is FinishReason.LENGTH
+            assert len(ids(runs)) == NUM_TOKENS[1]
+        else:
+            assert runs[-1].finish_reason is FinishReason.ERROR
+            assert "shutting down" in runs[-1].error
+
+    with VerifierProcess(tmp_path / "verifier", target=str(model), drain_s=LIMIT_S) as verifier:
+        asyncio.run(scenario(verifier))
+        log = verifier.ended()
+        assert "Traceback" not in log
+        assert "stopped:" in log
+
+
+def test_a_request_whose_time_is_over_ends_with_a_last_message_that_says_so():
+    async def scenario() -> None:
+        async with serving(Slow(VOCAB, **FACTS)) as (service, _, stub):
+            asked = request("a", [1], 2900, ignore_eos=True)
+            neighbour = asyncio.create_task(call(stub, request("b", [2], 50, ignore_eos=True)))
+            message = encode_generation_request(asked)
+            message.timeout_s = 0.1
+            stream = stub.Generate(message, metadata=call_metadata(SECURITY))
+            runs = [run async for run in decoded(stream)]
+            assert runs[-1].finish_reason is FinishReason.DEADLINE
+            assert not any(run.finish_reason for run in runs[:-1])
+            assert len(ids(await neighbour)) == 50
+            stats = service.stats()
+            assert dict(stats.finished) == {"deadline": 1, "length": 1}
+            assert stats.num_free_pages == stats.num_pages
+
+    asyncio.run(scenario())
