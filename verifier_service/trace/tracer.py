@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from protos.generation import GenerationRequest, TokenRun
+from protos.grammar import Grammar
 from verifier_service.engine.asking import Answers
 from verifier_service.engine.batch import Batch, MergedDraft
 from verifier_service.engine.ports import Planner, SourcePlan, StepReason
@@ -168,7 +169,8 @@ class Tracer:
 
 
 def settings_of(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
-    """What a request asks for where that is not the default, for people; long lists as counts."""
+    """What a request asks for where that is not the default, for people; long lists as counts, and
+    nothing of the texts that came with it."""
     found: list[tuple[str, str]] = []
     for part in (request.params, request.options):
         plain = type(part)()
@@ -176,15 +178,18 @@ def settings_of(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
             value = getattr(part, field.name)
             is_told = field.name in ("temperature", "max_tokens", "seed")
             if is_told or value != getattr(plain, field.name):
-                is_list = isinstance(value, tuple) and len(value) > 8
-                found.append((field.name, f"{len(value)} entries" if is_list else _said(value)))
+                found.append((field.name, _said(value)))
     if request.speculation.drafters:
         found.append(("drafters", "+".join(request.speculation.drafters)))
     return tuple(found)
 
 
 def _said(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)[:80]
+    if isinstance(value, Grammar):  # its text is the user's
+        return f"{value.kind.value} of {len(value.text)} characters"
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"{len(value)} entries"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _chunk(batch: Batch, place: int, facts: StepFacts) -> Chunk:

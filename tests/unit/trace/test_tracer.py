@@ -8,6 +8,8 @@ from trace_house import VOCAB, ListSink, run_traced
 
 from protos.exchange import Plan, PlanKind
 from protos.generation import GenerationRequest, Speculation, SpeculationMode
+from protos.grammar import Grammar, GrammarKind
+from protos.options import LogitOptions
 from protos.params import Acceptance
 from protos.sparse import SparseQ
 from tests.fakes import (
@@ -253,3 +255,6 @@ def test_settings_hold_what_differs_and_no_token_of_the_prompt():
         ("stop_token_ids", "20 entries"),
         ("drafters", "ngram+eagle3"),
     )
+    options = LogitOptions(grammar=Grammar(GrammarKind.REGEX, "(yes|no) secret"))
+    asked = replace(request("r", [1], 7), options=options)
+    assert dict(settings_of(asked))["grammar"] == "regex of 15 characters"
