@@ -78,7 +78,7 @@ class Answer:
     """The state of one answer. After `done` no run is taken.
 
     writer: shows log probabilities. echo: shown with the first delta. num_prompt: counted as this
-    answer's own.
+    answer's own. shows_stop_token: a stop token that ends the answer is part of its text.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Answer:
         stream: TextStream,
         writer: TokenWriter | None = None,
         echo: Echo | None = None,
+        shows_stop_token: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.index = index
@@ -96,6 +97,7 @@ class Answer:
         self._stream = stream
         self._writer = writer
         self._echo = echo
+        self._shows_stop_token = shows_stop_token
         self._clock = clock
         self._start = clock()
 
@@ -114,8 +116,8 @@ class Answer:
             raise DeadlineExceeded(run.error or "the request's time is over")
         if run.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise PeerUnavailable("the engine ended this request early")
-        shown = run.ids
-        if run.stop_token_id is not None and shown and shown[-1] == run.stop_token_id:
+        shown, stop_id = run.ids, run.stop_token_id
+        if stop_id is not None and shown[-1:] == (stop_id,) and not self._shows_stop_token:
             shown = shown[:-1]
         piece = self._stream.push(shown)
         used = run.ids if piece.stop is None else run.ids[: piece.num_tokens]

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
@@ -20,9 +21,11 @@ from cluster.http import metrics, replies
 from cluster.http.auth import check_key
 from cluster.http.intake import Intake
 from cluster.http.limits import Limits, read_body
+from cluster.http.openapi import DOCUMENT_PATH, OPEN_PATHS, document
 from cluster.http.port import Backend
 from cluster.http.serving import Serving
 from cluster.http.text import ModelText
+from cluster.http.tokenizing import Tokenizing
 from protos.errors import OutriderError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Front:
-    """The endpoints; one per ingress process, on one event loop."""
+    """The endpoints; one per ingress process, on one event loop. document: OpenAPI's."""
 
     def __init__(self, backend: Backend, text: ModelText, settings: FrontSettings) -> None:
         self._backend = backend
@@ -53,21 +56,31 @@ class Front:
         limits, models = settings.limits, settings.models
         self._intake = Intake(backend, text, models, limits)
         self._serving = Serving(backend, text, models[0], limits, self._counters)
+        self._tokenizing = Tokenizing(
+            text, self._intake.check_model, lambda: backend.served().max_context
+        )
+        self.document = document(own_version(), has_keys=bool(settings.keys))
         self._created = int(time.time())
 
     def app(self) -> FastAPI:
         """The ASGI application."""
-        app = FastAPI(title="Outrider", docs_url=None, redoc_url=None)
+        # Routes are bare, for the edge's sake: FastAPI would have nothing to say of them.
+        app = FastAPI(title="Outrider", openapi_url=None, docs_url=None, redoc_url=None)
         routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v1/chat/completions", self._chat),
             ("POST", "/v1/completions", self._completion),
             ("GET", "/v1/models", self._models),
             ("GET", "/v1/models/{name:path}", self._model),
+            ("POST", "/tokenize", self._tokenize),
+            ("POST", "/detokenize", self._detokenize),
             ("GET", "/health", self._health),
+            ("GET", "/ping", self._health),
+            ("GET", "/version", self._version),
             ("GET", "/metrics", self._metrics),
+            ("GET", DOCUMENT_PATH, self._describe),
         ]
         for method, path, handler in routes:
-            guarded = self._edge(handler, needs_key=path.startswith("/v1"))
+            guarded = self._edge(handler, needs_key=path not in OPEN_PATHS)
             app.add_route(path, guarded, methods=[method])
         app.add_exception_handler(HTTPException, _http_error)
         return app
@@ -104,6 +117,18 @@ class Front:
         order = await self._intake.completion(await self._body(request))
         return await self._serving.answer(request, order)
 
+    async def _tokenize(self, request: Request) -> Response:
+        return JSONResponse(await self._tokenizing.tokenize(await self._body(request)))
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse(await self._tokenizing.detokenize(await self._body(request)))
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": own_version()})
+
+    async def _describe(self, request: Request) -> Response:
+        return JSONResponse(self.document)
+
     async def _models(self, request: Request) -> Response:
         limit = self._backend.served().max_context
         cards = [replies.model_card(n, self._created, limit) for n in self._settings.models]
@@ -129,9 +154,18 @@ class Front:
         return PlainTextResponse(metrics.render(own + peers))
 
 
+def own_version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return _fault_response(replies.http_fault(status))
+    if not isinstance(error, HTTPException):
+        return _fault_response(replies.fault(None))
+    return _fault_response(replies.http_fault(error.status_code, error.headers or {}))
 
 
 def _fault_response(fault: replies.Fault) -> Response:

@@ -29,10 +29,14 @@ class ShownToken:
 
 
 class TokenWriter:
-    """Tokens of one answer in order; it counts the characters before each."""
+    """Tokens of one answer in order; it counts the characters before each.
 
-    def __init__(self, bytes_of: BytesOf) -> None:
+    shows_special: special tokens are part of the text.
+    """
+
+    def __init__(self, bytes_of: BytesOf, *, shows_special: bool = False) -> None:
         self._bytes_of = bytes_of
+        self._shows_special = shows_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -48,7 +52,7 @@ class TokenWriter:
             else:
                 top = tuple((self._bytes_of(i), _finite(logprob)) for i, logprob in value.top)
                 shown.append(ShownToken(token, self._offset, _finite(value.logprob), top))
-            if token.is_text:
+            if token.is_text or self._shows_special:
                 self._offset += len(self._decoder.decode(token.data))
         return tuple(shown)
 

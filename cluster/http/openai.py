@@ -107,7 +107,7 @@ class _Generation(BaseModel):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: fields.Prompt = None
+    prompt: fields.Prompt
     logprobs: fields.NumLogprobs | None = None
     echo: bool | None = None
     best_of: int | None = None

@@ -41,6 +41,24 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "priority": (0,),
+    # vLLM's and SGLang's own.
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": ([],),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": (),
+    "structural_tag": (),
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "lora_path": (),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "verbosity": ("medium",),
 }
 """Known fields that are not supported, with the values beside null that change nothing."""
 

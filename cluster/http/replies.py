@@ -5,7 +5,7 @@ one `[DONE]`. No reply holds a path, a class name or a trace.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -52,6 +52,7 @@ class Head:
     fingerprint: str
     return_ids: bool = False
     include_usage: bool = False
+    usage_so_far: bool = False
     has_logprobs: bool = False
     acceptance: str | None = None
 
@@ -87,12 +88,14 @@ def usage(tally: Tally) -> Json:
 def metrics(tally: Tally) -> Json:
     """Timings and the speculative decoding block, in the names vLLM uses.
 
-    mean_acceptance_length counts the bonus token and all rounds that drafted.
+    Steps are rounds that drafted (num_rounds counts the plain ones too). mean_acceptance_length
+    counts the bonus token; acceptance_histogram[j]: steps of which j draft tokens were accepted;
+    num_spec_tokens: the most that one step had accepted, vLLM's configured most being a plan here.
     """
     drafts, decode_s = tally.num_draft_rounds, tally.total_s - tally.first_token_s
     gaps = tally.num_output - 1
     by_depth = [*tally.accepted_by_depth, 0]
-    histogram = [a - b for a, b in zip([tally.num_rounds, *by_depth], by_depth, strict=False)]
+    histogram = [a - b for a, b in zip([drafts, *by_depth], by_depth, strict=False)]
     return {
         "time_to_first_token_ms": tally.first_token_s * 1e3,
         "queue_time_ms": tally.queue_s * 1e3,
@@ -105,6 +108,7 @@ def metrics(tally: Tally) -> Json:
             "num_spec_steps": drafts,
             "num_draft_tokens": tally.num_drafted,
             "num_accepted_draft_tokens": tally.num_accepted,
+            "num_spec_tokens": len(histogram) - 1,
             "mean_acceptance_length": 1 + tally.num_accepted / drafts if drafts else None,
             "draft_acceptance_rate": (
                 tally.num_accepted / tally.num_drafted if tally.num_drafted else None
@@ -117,8 +121,11 @@ def metrics(tally: Tally) -> Json:
     }
 
 
-def chunk(head: Head, delta: Delta, *, first: bool) -> bytes:
-    """One delta of a stream. The first chat chunk carries the role."""
+def chunk(head: Head, delta: Delta, *, first: bool, so_far: tuple[int, int] = (0, 0)) -> bytes:
+    """One delta of a stream. The first chat chunk carries the role.
+
+    so_far: prompt and output tokens of the call up to and with this chunk.
+    """
     choice: Json = {"index": delta.index}
     if head.kind == "chat":
         content: Json = {"role": "assistant"} if first else {}
@@ -134,7 +141,14 @@ def chunk(head: Head, delta: Delta, *, first: bool) -> bytes:
     if head.return_ids:
         choice["token_ids"] = delta.ids
     body = head.fields(chunk=True) | {"choices": [choice]}
-    if head.include_usage:
+    if head.usage_so_far:
+        prompt, output = so_far
+        body["usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+        }
+    elif head.include_usage:
         body["usage"] = None
     return event(body)
 
@@ -220,9 +234,9 @@ def fault(error: OutriderError | None) -> Fault:
     return Fault(status, {"error": detail}, headers)
 
 
-def http_fault(status: int) -> Fault:
-    """A fault of HTTP itself: no such path (404), wrong method (405)."""
+def http_fault(status: int, headers: Mapping[str, str]) -> Fault:
+    """A fault of HTTP itself: no such path (404), wrong method (405, which says what is right)."""
     messages = {404: "no such path", 405: "this path does not take that method"}
     message = messages.get(status, "the request cannot be served")
     detail = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return Fault(status, {"error": detail}, {})
+    return Fault(status, {"error": detail}, dict(headers))

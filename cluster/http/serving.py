@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Final
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -25,6 +26,8 @@ from cluster.http.waiting import while_connected
 from protos.errors import OutriderError
 
 logger = logging.getLogger(__name__)
+
+_MAX_CALLER_ID: Final = 128
 
 
 class Serving:
@@ -59,13 +62,14 @@ class Serving:
             fingerprint=self._backend.served().fingerprint,
             return_ids=bool(asked.return_token_ids),
             include_usage=asked.include_usage,
+            usage_so_far=asked.usage_so_far,
             has_logprobs=asked.num_logprobs is not None,
             acceptance=asked.acceptance,
         )
         async with AsyncExitStack() as owner:
             # The call is this function's until a stream takes it: a client may leave, or Serve
             # cancel, between the first token and the stream.
-            call = self._call(order)
+            call = self._call(order, _caller_id(request))
             owner.push_async_callback(call.aclose)
             if not asked.stream:
                 deltas = await while_connected(request, call.collect())
@@ -74,7 +78,7 @@ class Serving:
             owner.pop_all()
             return EventStream(events(head, call), call)
 
-    def _call(self, order: Order) -> Call:
+    def _call(self, order: Order, caller_id: str) -> Call:
         asked, requests = order.asked, order.requests
         answers = self._answers(order)
         ticket = self._gate.enter(len(requests))
@@ -90,41 +94,44 @@ class Serving:
             for request, answer in zip(requests, answers, strict=True):
                 finish = answer.finish or "abort"
                 self._counters.count_answer(answer.tally, finish)
-                _log_answer(request.request_id, answer.tally, finish)
+                _log_answer(request.request_id, caller_id, answer.tally, finish)
 
         return Call(answers, runs, ended, timeout_s)
 
     def _answers(self, order: Order) -> list[Answer]:
         asked = order.asked
+        decode = self._text.decode_all if asked.shows_special else self._text.decode
         return [
             Answer(
                 index,
                 # The choices of one prompt count it once.
                 0 if index % (asked.n or 1) else len(request.prompt_ids),
                 TextStream(
-                    self._text.decode,
-                    asked.stop or (),
-                    include_stop=bool(asked.include_stop_str_in_output),
+                    decode, asked.stop or (), include_stop=bool(asked.include_stop_str_in_output)
                 ),
-                TokenWriter(self._text.bytes_of) if asked.num_logprobs is not None else None,
-                self._echo(request.prompt_ids) if asked.echo else None,
+                self._writer(asked.shows_special) if asked.num_logprobs is not None else None,
+                Echo(decode(request.prompt_ids), request.prompt_ids) if asked.echo else None,
+                shows_stop_token=bool(asked.include_stop_str_in_output),
             )
             for index, request in enumerate(order.requests)
         ]
 
-    def _echo(self, prompt_ids: tuple[int, ...]) -> Echo:
-        return Echo(self._text.decode(prompt_ids), prompt_ids)
+    def _writer(self, shows_special: bool) -> TokenWriter:
+        return TokenWriter(self._text.bytes_of, shows_special=shows_special)
 
 
 async def events(head: replies.Head, call: Call) -> AsyncGenerator[bytes, None]:
     """The stream's bytes. An error becomes one event, then the end."""
     seen: set[int] = set()
+    num_prompt, num_output = call.tally().num_prompt, 0
     try:
         async for delta in call.deltas():
             is_first = delta.index not in seen
             seen.add(delta.index)
+            num_output += len(delta.ids)
             if is_first or delta.text or delta.finish or delta.tokens or head.return_ids:
-                yield replies.chunk(head, delta, first=is_first)
+                so_far = (num_prompt, num_output)
+                yield replies.chunk(head, delta, first=is_first, so_far=so_far)
         if head.include_usage:
             yield replies.usage_chunk(head, call.tally())
     except OutriderError as error:
@@ -135,10 +142,17 @@ async def events(head: replies.Head, call: Call) -> AsyncGenerator[bytes, None]:
     yield replies.DONE
 
 
-def _log_answer(request_id: str, tally: Tally, finish: str) -> None:
+def _caller_id(request: Request) -> str:
+    """X-Request-Id, for the log; Serve itself echoes it, and makes one up where there is none."""
+    given = request.headers.get("x-request-id", "")
+    return given[:_MAX_CALLER_ID] if given.isascii() and given.isprintable() else "not printable"
+
+
+def _log_answer(request_id: str, caller_id: str, tally: Tally, finish: str) -> None:
     logger.info(
-        "%s: %s, %d prompt and %d output tokens, %d of %d drafted accepted, %.2f s",
+        "%s (%s): %s, %d prompt and %d output tokens, %d of %d drafted accepted, %.2f s",
         request_id,
+        caller_id or "no X-Request-Id",
         finish,
         tally.num_prompt,
         tally.num_output,

@@ -1,6 +1,7 @@
 """A backend that plays scripted runs, and a front over it without Ray or a model."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -8,7 +9,7 @@ import httpx
 from cluster.http.ingress import Front, FrontSettings
 from cluster.http.port import Served
 from cluster.http.text import load_text
-from protos.generation import FinishReason, GenerationRequest, RunCounts, TokenRun
+from protos.generation import FinishReason, GenerationRequest, RunCounts, TokenLogprobs, TokenRun
 from tests.tiny import byte_tokenizer
 
 VOCAB = 384
@@ -32,6 +33,26 @@ def runs_of(
         finish = FinishReason.LENGTH if at + run_len >= len(ids) else None
         runs.append(TokenRun(request.request_id, part, len(part) - 1, finish, None, counts))
     return runs
+
+
+def answering(ids: Sequence[int], run_len: int = 1) -> Script:
+    """A script that answers any request with these ids, log probabilities where asked for."""
+
+    def values(count: int, num_top: int) -> tuple[TokenLogprobs, ...]:
+        top = tuple((token, -1.0 - token) for token in range(num_top))
+        return (TokenLogprobs(-1.0, top),) * count
+
+    def script(request: GenerationRequest) -> Sequence[TokenRun]:
+        runs = runs_of(request, ids, run_len)
+        if request.num_logprobs is not None:
+            most = request.num_logprobs
+            runs = [replace(run, logprobs=values(len(run.ids), most)) for run in runs]
+        if request.num_prompt_logprobs is not None:
+            shown = values(len(request.prompt_ids) - 1, request.num_prompt_logprobs)
+            runs[0] = replace(runs[0], prompt_logprobs=shown)
+        return runs
+
+    return script
 
 
 class FakeBackend:
