@@ -114,11 +114,13 @@ def write_tiny(config: PreTrainedConfig, path: Path, seed: int) -> Path:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
+                middle = 0.0 if name.endswith("bias") else 1.0
+                weight.copy_(middle + 0.2 * torch.randn(weight.shape, generator=generator))
                 continue
-            gain = 1.0 if "embed" in name else 1.3 * weight.shape[1] ** -0.5
+            gain = 1.0 if "embed" in name or "wte" in name else 1.3 * weight.shape[1] ** -0.5
             weight.copy_(gain * torch.randn(weight.shape, generator=generator))
     model.save_pretrained(path)
-    if config.vocab_size >= MIN_TEXT_VOCAB:
-        byte_tokenizer(config.vocab_size).save_pretrained(path)
+    vocab = config.get_text_config().vocab_size
+    if vocab >= MIN_TEXT_VOCAB:
+        byte_tokenizer(vocab).save_pretrained(path)
     return path

@@ -100,4 +100,4 @@ class Target(Protocol):
         """Elements of one row under this tap; KeyError when rows are not kept under it."""
 
     def row_dtype(self, key: str) -> DType:
-        """Element type of rows under this tap (float32 for a float32 target, else bf16)."""
+        """Element type of rows under this tap: the target's own."""

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 TRIAL_SLOTS = 512
 """Slots that `fault_of` needs."""
-_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.06}
+_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.06, torch.float16: 0.02}
 """Largest difference allowed, as a share of the largest logit."""
 
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from protos.errors import CheckpointError
 from protos.features import FINAL_LAYER
 from verifier_service.model.attention import StepAttention
+from verifier_service.model.experts import router_matrices, take_experts
 from verifier_service.model.flex import Flex, FlexStepAttention
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
@@ -95,12 +96,16 @@ class Decoder(Protocol):
 
 
 class ModulesDecoder:
-    """transformers' own modules, unchanged."""
+    """transformers' own modules, unchanged but for experts (experts.py)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """The text part of `model`, where it has others beside it; computes where it lies."""
         _require_served(model)
         self._model = model
-        self._layers = _decoder_layers(model)
+        self._text = model.get_decoder()
+        self._layers = _decoder_layers(model, self._text)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self._experts = take_experts(self._text) if on_cpu else []
 
     def run(
         self, context: StepContext, logit_rows: torch.Tensor, aux_layers: frozenset[int]
@@ -111,7 +116,9 @@ class ModulesDecoder:
             for layer in aux_layers - {FINAL_LAYER}
         ]
         if FINAL_LAYER in aux_layers:
-            hooks.append(self._model.base_model.register_forward_hook(_keep_final(states)))
+            hooks.append(self._text.register_forward_hook(_keep_final(states)))
+        for experts in self._experts:
+            experts.multiple = context.multiple
         try:
             output = self._model(
                 input_ids=context.layout.ids[None],
@@ -132,11 +139,16 @@ class ModulesDecoder:
 
     def matrices(self) -> list[Matrix]:
         """Decoder.matrices."""
+        linears = [*self._text.modules(), self._model.get_output_embeddings()]
         return [
-            Matrix(module.out_features, module.in_features, module, limit=_limit_of(module))
-            for module in self._model.modules()
-            if isinstance(module, torch.nn.Linear)
+            *(_matrix(module) for module in linears if isinstance(module, torch.nn.Linear)),
+            *(matrix for experts in self._experts for matrix in experts.matrices),
+            *router_matrices(self._text),
         ]
+
+
+def _matrix(module: torch.nn.Linear) -> Matrix:
+    return Matrix(module.out_features, module.in_features, module, limit=_limit_of(module))
 
 
 def _limit_of(module: torch.nn.Linear) -> Callable[[int], None]:
@@ -224,9 +236,9 @@ def _require_served(model: PreTrainedModel) -> None:
             raise CheckpointError(f"{name} takes no {needed}")
 
 
-def _decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+def _decoder_layers(model: PreTrainedModel, text: torch.nn.Module) -> torch.nn.ModuleList:
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    for module in text.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module
     raise CheckpointError(f"{type(model).__name__} has no list of {count} decoder layers")
@@ -234,7 +246,7 @@ def _decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 def _keep_final(states: dict[int, torch.Tensor]) -> Hook:
     def hook(_module: torch.nn.Module, _inputs: object, output: Output) -> None:
-        # The base model's first output, by position in a tuple and in transformers' own type.
+        # The decoder's first output, by position in a tuple and in transformers' own type.
         states[FINAL_LAYER] = output[0][0]
 
     return hook

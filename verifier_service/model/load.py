@@ -28,6 +28,7 @@ from verifier_service.model.decoder import (
     ModulesDecoder,
     register_attention,
 )
+from verifier_service.model.families import read_config, refuse_dtype
 from verifier_service.model.flex import Flex
 from verifier_service.model.fuse import FusedDecoder, can_fuse
 from verifier_service.model.invariance import (
@@ -40,6 +41,7 @@ from verifier_service.model.numerics import fingerprint
 from verifier_service.model.quiet import no_progress_bars
 from verifier_service.model.taps import Taps
 from verifier_service.model.target import ROW_DTYPES, TransformersTarget
+from verifier_service.model.weights import check_all_used, check_weight_files
 from verifier_service.step import TapSpec, TargetFacts
 
 logger = logging.getLogger(__name__)
@@ -57,17 +59,17 @@ def load_target(
 ) -> TransformersTarget:
     """Load the target in directory `path`.
 
-    dtype: float32 or bfloat16. num_threads: set for this process when given. fuse: use the fused
-    loop where the family allows. max_context: tokens per request, at most the model's own.
+    dtype: float32, bfloat16 or float16. num_threads: set for this process when given. fuse: use the
+    fused loop where the family allows. max_context: tokens per request, at most the model's own.
     device: where weights and KV live and everything is computed; None: the CPU. attention: by
     what backend.
     Raises CheckpointError or ConfigError, naming what is wrong.
     """
     directory = Path(path)
     if dtype not in ROW_DTYPES:
-        raise ConfigError(f"a target runs in float32 or bfloat16, not {dtype}")
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory.name} holds no config.json")
+        raise ConfigError(f"a target runs in float32, bfloat16 or float16, not {dtype}")
+    refuse_dtype(read_config(directory), dtype)
+    check_weight_files(directory)
     device = device if device is not None else torch.device("cpu")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -83,7 +85,7 @@ def load_target(
     kv_heads = _kv_heads(config)
     matrices = [*decoder.matrices(), *(linear.matrices[0] for linear in own_taps.linears)]
     multiple, note = find_multiple(matrices, dtype, device)
-    note = note or _expert_note(config) or device_note(device)
+    note = note or device_note(device)
     digest = directory_digest(directory)
     facts = TargetFacts(
         name=directory.name,
@@ -144,32 +146,36 @@ def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
-    if not list(directory.glob("*.safetensors")):
-        raise CheckpointError(f"{directory.name} holds no safetensors weights")
     register_attention()
     with no_progress_bars():
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    return model.eval()
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            # What transformers has found wrong with the directory, in its own words.
+            reason = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"{directory.name} cannot be loaded: {reason}") from error
+    check_all_used(
+        directory.name,
+        found["missing_keys"],
+        found["unexpected_keys"],
+        [str(fault[0]) for fault in found["mismatched_keys"]],
+    )
+    own: PreTrainedModel = model
+    return own.eval()
 
 
 def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     # nn.Module.to, which the stub of PreTrainedModel hides.
     return torch.nn.Module.to(model, device)
-
-
-def _expert_note(config: PreTrainedConfig) -> str:
-    """Why a mixture of experts is not invariant, "" for a dense model."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    if any((getattr(config, name, None) or 0) > 1 for name in names):
-        return "mixture of experts: an expert's number of rows depends on the batch"
-    return ""
 
 
 def _max_context(config: PreTrainedConfig, asked: int | None) -> int:

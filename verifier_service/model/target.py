@@ -19,7 +19,11 @@ from verifier_service.model.layout import lay_out
 from verifier_service.model.taps import Taps
 from verifier_service.step import Span, TargetFacts
 
-ROW_DTYPES = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16}
+ROW_DTYPES = {
+    torch.float32: DType.FP32,
+    torch.bfloat16: DType.BF16,
+    torch.float16: DType.FP16,
+}
 """Element types a target may have, with the row type each gives."""
 
 

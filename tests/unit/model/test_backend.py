@@ -6,8 +6,8 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from protos.errors import ConfigError
 from tests.tiny import write_tiny
+from tests.unit.model.family_cases import FAMILIES, VOCAB
 from tests.unit.model.stepping import NUM_SLOTS, greedy, paged
-from tests.unit.model.test_families import FAMILIES, VOCAB
 from verifier_service.model import backend
 from verifier_service.model.backend import Attention, with_backend
 from verifier_service.model.load import load_target
@@ -27,7 +27,7 @@ def test_greedy_ids_through_flex_equal_those_through_tiles(tiny_dirs, tiny_targe
     tiles = tiny_target("llama", torch.float32, fuse)
     flex = load_target(tiny_dirs["llama"], torch.float32, fuse=fuse, attention=Attention.FLEX)
     flex.allocate(NUM_SLOTS)
-    assert greedy(flex, PROMPT, 20) == greedy(tiles, PROMPT, 20)
+    assert greedy(flex, PROMPT, 8) == greedy(tiles, PROMPT, 8)
 
 
 def test_a_target_with_flex_says_that_it_is_not_invariant(tiny_dirs, tiny_target):
@@ -40,16 +40,16 @@ def test_a_target_with_flex_says_that_it_is_not_invariant(tiny_dirs, tiny_target
     assert flex.digest == tiles.digest
 
 
-@pytest.mark.parametrize("what", ["soft-cap and alternating windows", "sinks and windows"])
-def test_what_families_ask_of_attention_reaches_flex(what, tmp_path):
-    path = write_tiny(FAMILIES[what], tmp_path, seed=0)
-    ids = torch.randint(VOCAB, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss"])
+def test_windows_caps_and_sinks_reach_flex(name, tmp_path):
+    path = write_tiny(FAMILIES[name].config(), tmp_path, seed=0)
+    ids = torch.randint(VOCAB, (100,), generator=torch.Generator().manual_seed(0)).tolist()
     request = paged(ids, page=16, high=1024)
     found = []
     for attention in (Attention.TILES, Attention.FLEX):
         target = load_target(path, torch.float32, attention=attention)
         target.allocate(1024)
-        found.append([target.forward([request.span(a, b)]) for a, b in ((0, 90), (90, 150))])
+        found.append([target.forward([request.span(a, b)]) for a, b in ((0, 70), (70, 100))])
     for tiles, flex in zip(*found, strict=True):
         torch.testing.assert_close(flex, tiles, rtol=1e-4, atol=1e-4)
 

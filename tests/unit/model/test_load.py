@@ -12,7 +12,7 @@ from tests.tiny import EOS_ID, tiny_llama_dir
 from verifier_service.model.load import load_target
 from verifier_service.model.numerics import code_digest
 from verifier_service.model.target import TransformersTarget
-from verifier_service.step import Target
+from verifier_service.step import Span, TapSpec, Target
 
 
 @pytest.fixture
@@ -92,9 +92,17 @@ def test_a_context_the_model_does_not_have_is_refused(tiny_dirs, length):
         load_target(tiny_dirs["llama"], torch.float32, max_context=length)
 
 
-def test_float16_is_refused(tiny_dirs):
-    with pytest.raises(ConfigError, match="float16"):
-        load_target(tiny_dirs["llama"], torch.float16)
+def test_an_element_type_that_is_not_computed_in_is_refused(tiny_dirs):
+    with pytest.raises(ConfigError, match="float64"):
+        load_target(tiny_dirs["llama"], torch.float64)
+
+
+def test_a_float16_target_keeps_float16_rows(tiny_dirs):
+    target = load_target(tiny_dirs["llama"], torch.float16, [TapSpec("t", (0,))])
+    target.allocate(128)
+    target.forward([Span(1, (5, 6), 0, torch.tensor([1, 2]))])
+    assert target.row_dtype("t") is target.facts.dtype is DType.FP16
+    assert len(target.read_rows("t", torch.tensor([1, 2]))) == 2 * 64 * 2
 
 
 def test_dynamic_rope_is_refused_by_name(copy):
