@@ -47,9 +47,10 @@ def check_key(authorization: str | None, keys: Sequence[str]) -> None:
     if not keys:
         return
     scheme, _, given = (authorization or "").partition(" ")
-    offered = given.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+    # A header is read as Latin-1: these are the bytes that were sent.
+    offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
     matched = False
     for key in keys:
         matched |= hmac.compare_digest(offered, key.encode("utf-8"))
-    if not matched:
+    if not (matched and offered):
         raise Unauthenticated("missing or wrong API key; send 'Authorization: Bearer <key>'")
