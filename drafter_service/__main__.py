@@ -18,7 +18,7 @@ from drafter_service.build import build_drafter
 from drafter_service.config import DrafterServerSettings, load_settings, parse_settings
 from drafter_service.process import prepare_process
 from drafter_service.server import DrafterServer
-from protos.channel import Security, TlsFiles
+from protos.channel import Security, TlsFiles, tls_of_environment
 from protos.errors import ConfigError, OutriderError
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,12 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
 
 
 def security_of(settings: DrafterServerSettings) -> Security:
-    """Towards callers."""
+    """Towards callers; without files of its own, Ray's. Raises ConfigError."""
     tls = settings.tls
-    files = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key)
+    if tls is not None:
+        files = TlsFiles(tls.authority, tls.certificate, tls.key)
+    else:
+        files = tls_of_environment(os.environ)
     return Security(settings.token, files, settings.insecure)
 
 

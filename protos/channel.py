@@ -7,7 +7,7 @@ nothing listens beyond loopback without a token or TLS unless it was told to.
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -79,6 +79,22 @@ class Security:
     def __post_init__(self) -> None:
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("a token is made of printable ASCII characters")
+
+
+def tls_of_environment(environ: Mapping[str, str]) -> TlsFiles | None:
+    """The certificates that Ray itself uses: RAY_TLS_CA_CERT, RAY_TLS_SERVER_CERT and
+    RAY_TLS_SERVER_KEY, when RAY_USE_TLS is 1; None when it is not.
+
+    Raises: ConfigError naming the variable that is missing.
+    """
+    if environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    found: list[Path] = []
+    for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
+        if not environ.get(name):
+            raise ConfigError(f"RAY_USE_TLS is set, but {name} names no file")
+        found.append(Path(environ[name]))
+    return TlsFiles(*found)
 
 
 def call_metadata(

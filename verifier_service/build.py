@@ -5,12 +5,13 @@ reached while starting costs speed only: the verifier serves without it.
 """
 
 import logging
+import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.channel import Security, TlsFiles
+from protos.channel import Security, TlsFiles, tls_of_environment
 from protos.errors import ConfigError, OutriderError, PeerUnavailable
 from protos.exchange import DrafterReplica
 from verifier_service.config import (
@@ -30,6 +31,8 @@ from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.service import EngineService
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.grammar.compiling import Grammars
+from verifier_service.grammar.vocabulary import read_vocabulary
 from verifier_service.model.embedded import default_cache_dir, ensure_embedded_target
 from verifier_service.model.load import load_target
 from verifier_service.model.target import ROW_DTYPES
@@ -86,7 +89,8 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
     planner = _planner(settings, target)
     sizes = engine_settings(settings.engine, facts.bytes_per_slot)
     tracer = tracer_of(settings.traces, facts)
-    engine = Engine(target, exchange, planner, sizes, rows, tracer)
+    grammars = grammars_of(directory, facts)
+    engine = Engine(target, exchange, planner, sizes, rows, tracer, grammars=grammars)
     for drafter in settings.drafters:
         exchange.set_replicas(drafter.name, [DrafterReplica(drafter.address)])
     return VerifierParts(EngineService(engine), exchange)
@@ -103,6 +107,11 @@ def pair_book(
         return None
     text = read_text(target, text_ids(directory, end.vocab_size), tuple(end.taps or ()))
     return PairBook(text, end, min_agreement)
+
+
+def grammars_of(directory: Path, facts: TargetFacts) -> Grammars:
+    """What compiles the grammars of requests; nothing is read before the first one comes."""
+    return Grammars(lambda: read_vocabulary(directory, facts.vocab_size, facts.eos_token_ids))
 
 
 def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None:
@@ -123,11 +132,12 @@ def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None
 
 
 def security_of(settings: VerifierSettings) -> Security:
-    """Towards callers and drafters alike. Raises ConfigError."""
+    """Towards callers and drafters alike; without files of its own, Ray's. Raises ConfigError."""
     tls = settings.tls
-    files = None
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    else:
+        files = tls_of_environment(os.environ)
     return Security(settings.token, files, settings.insecure)
 
 

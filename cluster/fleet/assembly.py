@@ -79,7 +79,7 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
 
     Raises: CheckpointError, ConfigError, IncompatiblePair.
     """
-    from verifier_service.build import engine_settings, pair_book, tracer_of
+    from verifier_service.build import engine_settings, grammars_of, pair_book, tracer_of
     from verifier_service.device import resolve_device
     from verifier_service.engine.drafting import DraftExchange, ExchangeSettings
     from verifier_service.engine.loop import Engine
@@ -117,7 +117,9 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
     tracer = tracer_of(section.traces, target.facts)
-    service = EngineService(Engine(target, exchange, planner, sizes, rows, tracer))
+    grammars = grammars_of(target_dir, target.facts)
+    engine = Engine(target, exchange, planner, sizes, rows, tracer, grammars=grammars)
+    service = EngineService(engine)
     return VerifierParts(service, exchange, planner)
 
 
@@ -201,12 +203,14 @@ def build_drafter_server(
 
 
 def security_of(section: SecuritySection, token: str) -> "Security":
-    """Between verifiers and drafters, both sides of it."""
-    from protos.channel import Security, TlsFiles
+    """Between verifiers and drafters, both sides of it; where Ray has certificates, its own."""
+    from protos.channel import Security, TlsFiles, tls_of_environment
 
-    tls, files = section.tls, None
+    tls = section.tls
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    else:
+        files = tls_of_environment(os.environ)
     return Security(token, files, section.insecure)
 
 

@@ -1,5 +1,7 @@
 """What the `security` section says reaches both ends of the wire."""
 
+from pathlib import Path
+
 import pytest
 
 from cluster.config import parse_config
@@ -43,3 +45,19 @@ def test_a_drafter_on_its_own_takes_tls_from_its_file():
     assert security.tls is not None
     assert str(security.tls.key) == "own.key"
     assert drafter_security_of(parse_settings({"kind": "ngram"})).tls is None
+
+
+def test_rays_certificates_are_taken_where_the_file_names_none(monkeypatch):
+    for name, value in (
+        ("RAY_USE_TLS", "1"),
+        ("RAY_TLS_CA_CERT", "ray-ca.pem"),
+        ("RAY_TLS_SERVER_CERT", "ray.pem"),
+        ("RAY_TLS_SERVER_KEY", "ray.key"),
+    ):
+        monkeypatch.setenv(name, value)
+    rays = TlsFiles(Path("ray-ca.pem"), Path("ray.pem"), Path("ray.key"))
+    assert security_of(parse_config({}).security, "hush").tls == rays
+    assert drafter_security_of(parse_settings({"kind": "ngram"})).tls == rays
+    named = security_of(parse_config({"security": {"tls": FILES}}).security, "hush").tls
+    assert named is not None
+    assert str(named.key) == "own.key"
