@@ -105,17 +105,20 @@ class TraceWriter:
         if time.monotonic() < self._rests_until_s:
             self._num_failed += num_steps
             return
+        missing = self.num_lost - self._num_told
         try:
-            missing = self.num_lost - self._num_told
             data = _pack((Lost(missing), *records) if missing else records)
+        except (ValueError, OverflowError) as error:  # a name that is no Unicode, for one
+            self._num_failed += num_steps
+            _log.debug("a step cannot be recorded: %s", error)
+            return
+        try:
             _write_all(self._grown(len(data)), data)
         except OSError as error:
             self._fail(error.strerror or type(error).__name__, num_steps)
-        except (ValueError, OverflowError) as error:
-            self._fail(f"a record cannot be packed ({error})", num_steps)
         else:
             if missing and not self._has_lost:
-                _log.warning("%d steps were not recorded: the disk is slow or was full", missing)
+                _log.warning("%d steps were not recorded", missing)
             self._has_lost = self._has_lost or missing > 0
             self._is_failing = False
             self._num_told += missing

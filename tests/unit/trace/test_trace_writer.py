@@ -18,6 +18,8 @@ from trace_house import (
     write_file,
 )
 
+from cluster.config import parse_config
+from protos.errors import ConfigError
 from tests.fakes import request
 from verifier_service.config import TraceSection
 from verifier_service.frames import read_frames
@@ -187,6 +189,17 @@ def test_a_slow_disk_never_holds_the_thread_that_steps(tmp_path, monkeypatch):
     assert sum(r.num_steps for r in records if isinstance(r, Lost)) == 25
 
 
+def test_a_name_that_is_no_unicode_costs_its_own_step(tmp_path):
+    writer = TraceWriter(tmp_path, header(), MEGABYTE)
+    writer.put(made_records("cmpl-\ud800"))
+    writer.put(made_records("cmpl-good"))
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    lost, *kept = records_of(path)
+    assert lost == Lost(1)
+    assert kept == made_records("cmpl-good")
+
+
 def test_without_traces_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_traced(None, [request("r", [1, 2], 9)])
@@ -198,3 +211,5 @@ def test_the_folder_must_be_an_absolute_path():
     with pytest.raises(ValueError, match="absolute path"):
         TraceSection(dir="traces")
     assert TraceSection(dir="~/traces").share == 1.0
+    with pytest.raises(ConfigError, match=r"verifier\.traces\.dir"):
+        parse_config({"verifier": {"traces": {"dir": "traces"}}})
