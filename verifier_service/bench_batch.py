@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
+from protos.errors import ConfigError
 from protos.generation import GenerationRequest, Speculation, SpeculationMode, TokenRun
 from protos.params import SamplingParams
 from verifier_service.bench_figure import Figure
@@ -80,7 +81,10 @@ def measure_batch(
 
 
 def step_ms(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> float:
-    """Milliseconds a step in which all prompts decode side by side, of all such steps."""
+    """Milliseconds a step in which all prompts decode side by side, of all such steps.
+
+    Raises: ConfigError where the first is over before the last one decodes.
+    """
     counts = [0] * len(prompts)
     for index, prompt in enumerate(prompts):
 
@@ -97,6 +101,8 @@ def step_ms(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPa
     steps = (sum(counts) - before) / len(prompts)
     while engine.step():
         pass
+    if steps < 1:
+        raise ConfigError(f"{params.max_tokens} tokens are too few for {len(prompts)} requests")
     return taken / steps
 
 
