@@ -67,11 +67,9 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
 
 def security_of(settings: DrafterServerSettings) -> Security:
     """Towards callers; without files of its own, Ray's. Raises ConfigError."""
-    tls = settings.tls
+    tls, files = settings.tls, tls_of_environment(os.environ)
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key)
-    else:
-        files = tls_of_environment(os.environ)
     return Security(settings.token, files, settings.insecure)
 
 

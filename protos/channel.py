@@ -24,6 +24,7 @@ VERIFIER_ID_KEY: Final = "outrider-verifier"
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """Of one message in either direction; bulk rows travel in far smaller pieces."""
 
+_RAY_FILES: Final = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY")
 _AUTHORIZATION: Final = "authorization"
 
 _SHARED_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -89,12 +90,11 @@ def tls_of_environment(environ: Mapping[str, str]) -> TlsFiles | None:
     """
     if environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
-    found: list[Path] = []
-    for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
+    for name in _RAY_FILES:
         if not environ.get(name):
             raise ConfigError(f"RAY_USE_TLS is set, but {name} names no file")
-        found.append(Path(environ[name]))
-    return TlsFiles(*found)
+    authority, certificate, key = (Path(environ[name]) for name in _RAY_FILES)
+    return TlsFiles(authority, certificate, key)
 
 
 def call_metadata(

@@ -133,11 +133,9 @@ def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None
 
 def security_of(settings: VerifierSettings) -> Security:
     """Towards callers and drafters alike; without files of its own, Ray's. Raises ConfigError."""
-    tls = settings.tls
+    tls, files = settings.tls, tls_of_environment(os.environ)
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
-    else:
-        files = tls_of_environment(os.environ)
     return Security(settings.token, files, settings.insecure)
 
 

@@ -206,11 +206,9 @@ def security_of(section: SecuritySection, token: str) -> "Security":
     """Between verifiers and drafters, both sides of it; where Ray has certificates, its own."""
     from protos.channel import Security, TlsFiles, tls_of_environment
 
-    tls = section.tls
+    tls, files = section.tls, tls_of_environment(os.environ)
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
-    else:
-        files = tls_of_environment(os.environ)
     return Security(token, files, section.insecure)
 
 
