@@ -77,9 +77,9 @@ class VerifierSection(Section):
         default=EMBEDDED,
         min_length=1,
         max_length=4096,
-        description="Hugging Face directory of the target, or `embedded` (SmolLM2).",
+        description="Hugging Face directory of the target, a GGUF file, or `embedded` (SmolLM2).",
     )
-    dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    dtype: Literal["bf16", "fp32", "fp16"] = Field(default="bf16", description="Compute type.")
     device: Device = Field(default="auto", description=DEVICE_MEANS)
     num_threads: int = Field(default=2, ge=1, le=256, description="Torch threads of a replica.")
     replicas: int = Field(default=1, ge=1, le=1024, description="Replicas.")

@@ -137,9 +137,9 @@ class VerifierSettings(_Section):
         default=EMBEDDED,
         min_length=1,
         max_length=4096,
-        description="Hugging Face directory of the target, or `embedded` (SmolLM2).",
+        description="Hugging Face directory of the target, a GGUF file, or `embedded` (SmolLM2).",
     )
-    dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="Compute type.")
+    dtype: Literal["bf16", "fp32", "fp16"] = Field(default="bf16", description="Compute type.")
     device: Device = Field(default="auto", description=DEVICE_MEANS)
     num_threads: int = Field(default=0, ge=0, le=1024, description="Torch threads; 0 leaves them.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Bounds.")

@@ -6,8 +6,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from protos.errors import ConfigError
 from tests.unit.model.stepping import contiguous, greedy, paged
-from verifier_service.model import embedded
-from verifier_service.model.embedded import default_cache_dir, ensure_embedded_target
+from verifier_service.model import embedded, gguf
+from verifier_service.model.embedded import (
+    default_cache_dir,
+    ensure_embedded_target,
+    ensure_target,
+)
 from verifier_service.model.load import load_target
 from verifier_service.step import Span
 
@@ -61,17 +65,9 @@ def test_the_directory_is_written_once(smollm2_dir, monkeypatch):
     def refuse(*_):
         raise AssertionError("converted twice")
 
-    monkeypatch.setattr(embedded, "_convert", refuse)
-    assert ensure_embedded_target() == smollm2_dir
+    monkeypatch.setattr(gguf, "_convert", refuse)
+    assert ensure_embedded_target() == ensure_target("embedded") == smollm2_dir
     assert smollm2_dir.parent == default_cache_dir()
-
-
-def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded, "_gguf_file", lambda: tmp_path / "broken.gguf")
-    (tmp_path / "broken.gguf").write_bytes(b"no model")
-    with pytest.raises(Exception, match=r"."):
-        ensure_embedded_target(tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["embedded.lock"]
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
