@@ -13,6 +13,7 @@ from verifier_service.trace.records import Chunk, Preempted, Round, StepFacts
 from verifier_service.trace.story import Pace, SourceSum, Story, pace, plain_s, sources, spent
 
 TokenName = Callable[[int], str]
+_NUM_SLOWEST = 3
 LEGEND = (
     "trees: > accepted, + the target's own next token, - agreed with but behind the end of the text"
 )
@@ -129,6 +130,7 @@ def draw_sums(story: Story) -> Iterator[str]:
     for what, took_s in rows:
         yield f"  {what:24}{_ms(took_s):>10}{_share(took_s, where.total_s):>8}"
     yield f"  {'in all':24}{_ms(where.total_s):>10}"
+    yield from _round_lines([part for part in story.rounds if not part.is_prompt])
     yield ""
     yield from _pace_lines(story, pace(story, drafted=True), pace(story, drafted=False))
     sums = sources(story)
@@ -139,6 +141,18 @@ def draw_sums(story: Story) -> Iterator[str]:
             f"{'share':>8}{'reply ms':>10}{'drafting':>10}"
         )
         yield from map(_source_line, sums)
+
+
+def _round_lines(rounds: Sequence[Round]) -> Iterator[str]:
+    """Which rounds to look at, and how much company they had."""
+    if not rounds:
+        return
+    slowest = sorted(rounds, key=lambda part: -part.step.step_s)[:_NUM_SLOWEST]
+    told = ", ".join(f"{part.number} ({_ms(part.step.step_s)})" for part in slowest)
+    yield f"  slowest rounds: {told}"
+    others = [part.step.num_requests - 1 for part in rounds]
+    mean = sum(others) / len(others)
+    yield f"  other requests in its steps: {mean:.1f} on average, {max(others)} at most"
 
 
 def _pace_lines(story: Story, drafted: Pace, plain: Pace) -> Iterator[str]:

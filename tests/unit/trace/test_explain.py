@@ -57,6 +57,8 @@ where the time went               ms   share
   rest of its steps              2.0     1 %
   outside its steps             29.0    19 %
   in all                       150.0
+  slowest rounds: 2 (50.0), 3 (40.0)
+  other requests in its steps: 0.5 on average, 1 at most
 
 rounds with drafts      1, 3.00 tokens each, 16.7 ms of step a token
 rounds without          1, 1.00 tokens each, 40.0 ms of step a token
