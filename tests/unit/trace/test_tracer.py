@@ -1,9 +1,11 @@
 """What the engine tells of its steps is what it did: texts, counts and times add up."""
 
+import random
 import time
 from dataclasses import replace
 
 import pytest
+import torch
 from trace_house import VOCAB, ListSink, run_traced
 
 from protos.exchange import Plan, PlanKind
@@ -27,7 +29,8 @@ from verifier_service.engine.ports import Draft, SourceInfo, SourcePlan
 from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.planning.costs import VerifyCosts, default_table
 from verifier_service.planning.planner import AdaptivePlanner
-from verifier_service.trace.records import Chunk, Closed, Opened, Preempted, Record, Round
+from verifier_service.trace.records import Chunk, Closed, Header, Opened, Preempted, Record, Round
+from verifier_service.trace.story import Story
 from verifier_service.trace.tracer import Tracer, settings_of
 
 EVERYTHING = [
@@ -195,6 +198,55 @@ def test_cancelled_failed_and_resumed_requests_close():
     assert tuple(t for part in resumed for t in part.ids) == client.ids("resumed")
     assert resumed[0].base_len == 3
     assert sink.is_closed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_to_requests_their_traces_are_whole(seed):
+    rng = random.Random(seed)
+    sink, traced = tracer()
+    drafting = FakeDrafting({"liar": random_source(VOCAB, seed)}, lag=bool(seed % 2), fail_every=7)
+    settings = small_settings(num_slots=96, max_running=4, max_tokens_per_step=24)
+    target = HashTarget(VOCAB, eos_token_ids=(11,))
+    engine = Engine(target, drafting, RandomPlanner(seed), settings, tracer=traced)
+    client = Client(engine)
+    for n in range(14):
+        output = [n] * rng.randrange(3)
+        client.submit(request(f"r{n}", range(n, n + rng.randint(1, 30)), 20, output, seed=n))
+        for _ in range(rng.randrange(6)):
+            engine.step()
+        if rng.random() < 0.4:
+            engine.cancel(client.keys[f"r{rng.randrange(n + 1)}"])
+    client.finish()
+    engine.check_idle()
+    assert {r.reason for r in sink.records if isinstance(r, Closed)} >= {"length", "cancelled"}
+    assert any(isinstance(r, Preempted) for r in sink.records)
+    for name in client.runs:
+        first, *parts, last = of(sink.records, name)
+        assert isinstance(first, Opened)
+        assert isinstance(last, Closed)
+        assert not any(isinstance(part, Opened | Closed) for part in parts)
+        assert last.counts == client.last(name).counts
+        rounds = [part for part in parts if isinstance(part, Round)]
+        assert tuple(token for part in rounds for token in part.ids) == client.ids(name)
+        assert [part.number for part in rounds] == list(range(1, last.counts.num_rounds + 1))
+
+
+def test_a_round_that_broke_is_told_and_not_counted():
+    class Broken(HashTarget):
+        def path_logits(self, path: tuple[int, ...]) -> torch.Tensor:
+            logits = super().path_logits(path)
+            return torch.full_like(logits, torch.nan) if len(path) > 6 else logits
+
+    sink, traced = tracer()
+    engine = Engine(Broken(VOCAB), FakeDrafting(), StaticPlanner(), small_settings(), tracer=traced)
+    client = Client(engine)
+    client.submit(request("r", [1, 2, 3, 4], 9, temperature=1.0))
+    client.finish()
+    opened, *rounds, closed = sink.records
+    assert [part.num_committed for part in rounds] == [1, 1, 1, 0]
+    assert (closed.reason, closed.counts.num_rounds) == ("error", 3)
+    header = Header("w", "t", "d", "f", 0.0, 0.0)
+    assert Story(header, "r", opened, tuple(rounds), closed).num_missing == 0
 
 
 def test_records_of_an_idle_engine_do_not_wait_for_the_next_step():
