@@ -81,6 +81,7 @@ class _Servicer(rpc.GenerationServicer):
             vocab_size=facts.vocab_size,
             max_context=service.max_context,
             eos_token_ids=facts.eos_token_ids,
+            takes_grammar=service.takes_grammar,
         )
 
     async def DescribeTarget(  # noqa: N802  # the name in the .proto

@@ -110,7 +110,10 @@ class Asking:
             room -= chain.tree.num_nodes
             admitted[request.key] = chain
         # Below the last token that may be committed nothing can be accepted.
-        merged = [merge_drafts(answers.drafts.get(r.key, ()), r.remaining - 1) for r in walking]
+        merged = [
+            fitting(r, merge_drafts(answers.drafts.get(r.key, ()), r.remaining - 1))
+            for r in walking
+        ]
         trees = self._planner.admit(
             [view_of(request) for request in walking],
             [draft.tree for draft in merged],
@@ -158,6 +161,17 @@ class Asking:
         if view.params.uses_rejection:
             return honest_chain(view, draft, self._vocab_size)
         return draft
+
+
+def fitting(request: RunningRequest, draft: MergedDraft) -> MergedDraft:
+    """The draft without nodes that the request's grammar forbids: the target cannot choose them.
+
+    Never asked for a chain that is tested against its q: what a chain holds must not cut it.
+    """
+    if request.grammar is None or not draft.tree.num_nodes:
+        return draft
+    nodes = request.grammar.fitting(draft.tree)
+    return draft if len(nodes) == draft.tree.num_nodes else draft.cut_to(draft.tree.keep(nodes))
 
 
 def _sent(view: SequenceView, plans: tuple[SourcePlan, ...]) -> tuple[SourcePlan, ...]:

@@ -74,9 +74,7 @@ class Committing:
                 request.computed_len += share.num_rows
                 self._scheduler.publish(request)
             elif end.is_broken and cut.finish_reason is None:
-                self._scheduler.distrust(request)
-                error = "the target returned no finite score"
-                self.finish(request, Cut(0, FinishReason.ERROR), error=error)
+                self._break_off(request)
             else:
                 self._join(request, draft, end, cut, was_decoding)
 
@@ -120,6 +118,16 @@ class Committing:
                 error=error,
             )
         )
+
+    def _break_off(self, request: RunningRequest) -> None:
+        """No token could be chosen: its grammar's fault, or the target's."""
+        error = request.grammar.fault if request.grammar is not None else ""
+        if not error:
+            self._scheduler.distrust(request)
+            error = "the target returned no finite score"
+            if request.grammar is not None:
+                error += " among the ids that the grammar and the other options allow"
+        self.finish(request, Cut(0, FinishReason.ERROR), error=error)
 
     def _move_accepted(
         self, batch: Batch, ends: list[WalkEnd | None], cuts: list[Cut | None]

@@ -12,20 +12,30 @@ from collections.abc import Callable
 
 from protos.errors import ContextTooLong, InvalidRequest, Overloaded, PeerUnavailable
 from protos.generation import GenerationRequest
+from protos.grammar import GRAMMAR_PARAM
 from verifier_service.engine.request import Emit, Ends, RunningRequest
+from verifier_service.grammar.compiling import Grammars
 
 
 class Intake:
     """Submissions and cancellations on their way to the engine's thread."""
 
     def __init__(
-        self, vocab_size: int, ends: Ends, max_active: int, clock: Callable[[], float]
+        self,
+        vocab_size: int,
+        ends: Ends,
+        max_active: int,
+        clock: Callable[[], float],
+        grammars: Grammars | None = None,
     ) -> None:
-        """max_active: requests that may be in at once. clock: seconds, for their deadlines."""
+        """max_active: requests that may be in at once. clock: seconds, for their deadlines.
+
+        grammars: None where requests may carry none."""
         self._vocab_size = vocab_size
         self._ends = ends
         self._max_active = max_active
         self._clock = clock
+        self._grammars = grammars
         self._keys = itertools.count(1)
         self._entries: deque[RunningRequest | int] = deque()
         lock = threading.Lock()
@@ -43,6 +53,17 @@ class Intake:
     def refusal(self) -> str | None:
         """Why nobody is let in any more, or None."""
         return self._closed_because
+
+    @property
+    def takes_grammar(self) -> bool:
+        """Whether requests may carry a grammar."""
+        return self._grammars is not None
+
+    def prepare(self, request: GenerationRequest) -> None:
+        """Do beforehand what may take long: compile the request's grammar. Raises as `check`."""
+        self.check(request)
+        if request.options.grammar is not None and self._grammars is not None:
+            self._grammars.compile(request.options.grammar)
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest or ContextTooLong unless the request can be served."""
@@ -79,6 +100,16 @@ class Intake:
         options.check_ids(self._vocab_size)
         end_ids = self._ends.eos_token_ids | frozenset(stops)
         options.check_ends(request.params.max_tokens, end_ids, self._vocab_size)
+        if options.grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidRequest("this verifier takes no grammar", GRAMMAR_PARAM)
+        allowed = options.allowed_token_ids
+        if allowed and self._ends.eos_token_ids.isdisjoint(allowed):
+            raise InvalidRequest(
+                "allowed_token_ids: a text with a grammar needs an end-of-sequence id to end",
+                "allowed_token_ids",
+            )
 
     def submit(self, request: GenerationRequest, emit: Emit) -> int:
         """Let a request in; returns its key.
@@ -86,14 +117,16 @@ class Intake:
         Raises what `check` raises; Overloaded when full; PeerUnavailable after `refuse` or `close`.
         """
         self.check(request)
+        # Before anybody is counted: a grammar may refuse the output that a request arrives with.
+        now = self._clock()
+        key = next(self._keys)
+        entry = RunningRequest(key, request, self._ends, emit, now, self._grammars)
         with self._condition:
             if self._closed_because is not None:
                 raise PeerUnavailable(self._closed_because)
             if self._num_active >= self._max_active:
                 raise Overloaded(f"{self._num_active} requests are running or queued already")
             self._num_active += 1
-            key = next(self._keys)
-            entry = RunningRequest(key, request, self._ends, emit, self._clock())
             self._entries.append(entry)
             self._condition.notify()
         return key

@@ -26,6 +26,7 @@ from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.scheduler import Scheduler, Share
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.stats import EngineCounters, EngineStats, Gauges
+from verifier_service.grammar.compiling import Grammars
 from verifier_service.sampling.chooser import chooser_of
 from verifier_service.sampling.walk import WalkEnd, walk
 from verifier_service.step import Target
@@ -44,11 +45,12 @@ class Engine:
         rows: PagedRows | None = None,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        grammars: Grammars | None = None,
     ) -> None:
         """Allocates the target's pool. rows: the reader that `drafting` was made with, if any.
 
         tracer: is told of every step, and closed with the engine. clock: seconds, by which requests
-        wait and run out of time.
+        wait and run out of time. grammars: the target's; without, requests may carry none.
         """
         facts = target.facts
         num_pages = settings.num_slots // settings.page_size
@@ -71,7 +73,7 @@ class Engine:
         eos_token_ids = (token for token in facts.eos_token_ids if token < facts.vocab_size)
         ends = Ends(self.max_context, frozenset(eos_token_ids))
         max_active = settings.max_running + settings.max_queued
-        self._intake = Intake(facts.vocab_size, ends, max_active, clock)
+        self._intake = Intake(facts.vocab_size, ends, max_active, clock, grammars)
         self._requests: dict[int, RunningRequest] = {}
         self._counters = EngineCounters(last_step_s=time.monotonic())
         self._committing = Committing(

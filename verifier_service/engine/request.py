@@ -22,6 +22,8 @@ from protos.generation import FinishReason, GenerationRequest, TokenRun
 from verifier_service.engine.logprobs import report_of
 from verifier_service.engine.prefix_cache import PageKeys
 from verifier_service.engine.tally import Tally
+from verifier_service.grammar.compiling import Grammars
+from verifier_service.grammar.state import GrammarState
 from verifier_service.sampling.history import History
 
 Emit = Callable[[TokenRun], None]
@@ -48,9 +50,16 @@ class RunningRequest:
     """One accepted request, queued or running; changed by the engine's thread alone."""
 
     def __init__(
-        self, key: int, request: GenerationRequest, ends: Ends, emit: Emit, arrived_s: float
+        self,
+        key: int,
+        request: GenerationRequest,
+        ends: Ends,
+        emit: Emit,
+        arrived_s: float,
+        grammars: Grammars | None = None,
     ) -> None:
-        """arrived_s: on the clock that `is_late` is asked by."""
+        """arrived_s: on the clock that `is_late` is asked by. grammars: for a request with one;
+        raises InvalidRequest when its output does not match it."""
         self.key = key
         self.request = request
         self.report = report_of(request)
@@ -63,7 +72,11 @@ class RunningRequest:
         self._max_len = min(ends.max_context, len(request.prompt_ids) + request.params.max_tokens)
         model_ends = frozenset[int]() if request.params.ignore_eos else ends.eos_token_ids
         self._stop_ids = model_ends | frozenset(request.params.stop_token_ids)
-        self.history = _history_of(request, self.tokens, ends)
+        self.grammar: GrammarState | None = None
+        if request.options.grammar is not None and grammars is not None:
+            num_prompt = len(request.prompt_ids)
+            self.grammar = grammars.open(request.options.grammar, self.tokens, num_prompt)
+        self.history = _history_of(request, self.tokens, ends, self.grammar)
         self._slots = torch.empty(0, dtype=torch.int64)
         self._num_slots = 0
         self._run_len = 0
@@ -169,10 +182,12 @@ class RunningRequest:
         self.withdraw(0)
 
 
-def _history_of(request: GenerationRequest, tokens: Sequence[int], ends: Ends) -> History | None:
+def _history_of(
+    request: GenerationRequest, tokens: Sequence[int], ends: Ends, grammar: GrammarState | None
+) -> History | None:
     """What logit options look at; None for requests without any."""
     if request.options.changes_nothing:
         return None
     # min_tokens holds EOS back whether or not it would end the text, as in vLLM.
     end_ids = ends.eos_token_ids | frozenset(request.params.stop_token_ids)
-    return History(request.options, tokens, len(request.prompt_ids), end_ids)
+    return History(request.options, tokens, len(request.prompt_ids), end_ids, grammar)

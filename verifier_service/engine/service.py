@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from protos.errors import OutriderError
@@ -36,6 +37,7 @@ class EngineService:
         self._thread: threading.Thread | None = None
         self._is_stopping = threading.Event()
         self._failure: str | None = None
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     @property
     def facts(self) -> TargetFacts:
@@ -46,6 +48,11 @@ class EngineService:
     def max_context(self) -> int:
         """Tokens that prompt and output may have together."""
         return self._engine.max_context
+
+    @property
+    def takes_grammar(self) -> bool:
+        """Whether requests may carry a grammar."""
+        return self._engine.intake.takes_grammar
 
     @property
     def failure(self) -> str | None:
@@ -77,6 +84,7 @@ class EngineService:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._compiling.shutdown(wait=False, cancel_futures=True)
 
     def stats(self) -> EngineStats:
         """Counts and sums so far."""
@@ -120,6 +128,9 @@ class EngineService:
                 runs.put_nowait(TokenRun(request.request_id, ()))
             beat = loop.call_later(beat_s, beat_again)
 
+        if request.options.grammar is not None:
+            # Neither this loop nor the engine waits for a compiler; one works at a time.
+            await loop.run_in_executor(self._compiling, self._engine.intake.prepare, request)
         key = self._engine.submit(request, emit)
         if beat_s is not None:
             beat = loop.call_later(beat_s, beat_again)

@@ -9,6 +9,7 @@ Shapes: D distinct ids of prompt and output.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -23,11 +24,18 @@ class Seen:
     counts: torch.Tensor
 
 
+class GrammarMask(Protocol):
+    """What a request's grammar allows, at any node of its own tree."""
+
+    def allowed(self, path: Sequence[int]) -> torch.Tensor:
+        """int32 [W], bit i % 32 of word i // 32 for id i, behind the committed ids and `path`."""
+
+
 class History:
     """Committed ids of one request, counted; used by one thread.
 
     tokens: the live list of committed ids, prompt first; it only ever grows. end_ids: EOS and stop
-    ids, masked until min_tokens.
+    ids, masked until min_tokens. grammar: of requests that have one.
     """
 
     def __init__(
@@ -36,8 +44,10 @@ class History:
         tokens: Sequence[int],
         num_prompt: int,
         end_ids: frozenset[int],
+        grammar: GrammarMask | None = None,
     ) -> None:
         self.options = options
+        self.grammar = grammar
         self.end_ids = tuple(sorted(end_ids))
         self.num_prompt = num_prompt
         self._tokens = tokens

@@ -4,7 +4,7 @@ Slow on purpose. Tests and rare checks use it; serving never does.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import torch
@@ -22,14 +22,23 @@ def shaped_reference(
     prompt: Sequence[int],
     output: Sequence[int],
     end_ids: Sequence[int],
+    grammar: Callable[[Sequence[int]], Collection[int]] | None = None,
 ) -> torch.Tensor:
-    """A row after its request's options, float32 [V]; output: everything said before this row."""
+    """A row after its request's options, float32 [V]; output: everything said before this row.
+
+    grammar: the ids that may follow an output.
+    """
     shaped: list[float] = []
+    followers = range(logits_V.shape[0]) if grammar is None else grammar(output)
+    left = set(followers) & set(options.allowed_token_ids or followers) - set(end_ids)
+    holds_back = len(output) < options.min_tokens and (grammar is None or left)
     for token, logit in enumerate(logits_V.to(_FLOAT32).tolist()):
         value = logit
         if options.allowed_token_ids and token not in options.allowed_token_ids:
             value = -math.inf
-        if len(output) < options.min_tokens and token in end_ids:
+        if token not in followers:
+            value = -math.inf
+        if holds_back and token in end_ids:
             value = -math.inf
         for biased, bias in options.logit_bias:
             if biased == token:

@@ -1,0 +1,159 @@
+"""Grammars against a vocabulary: what is refused and how, what is kept, what bounds the work."""
+
+import json
+import sys
+import threading
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from protos.errors import ConfigError, InvalidRequest
+from protos.grammar import Grammar
+from tests.tiny import EOS_ID
+from tests.unit.grammar.grammar_cases import (
+    PERSON,
+    VOCAB,
+    ids_in,
+    ids_of,
+    lark,
+    opened,
+    regex,
+    schema,
+    tokenizer,
+    vocabulary,
+)
+from verifier_service.grammar import compiling
+from verifier_service.grammar.compiling import Grammars
+
+REFUSED = {
+    "no such type": (schema({"type": "objekt"}), "objekt"),
+    "a keyword that cannot be kept": (schema({"type": "object", "not": {}}), "not"),
+    "a reference elsewhere": (schema({"$ref": "http://example.com/x"}), "example.com"),
+    "no schema": (schema([1]), "object"),
+    "no JSON": (regex("x").__class__(schema({}).kind, "{"), "JSON"),
+    "too deep": (regex("x").__class__(schema({}).kind, "[" * 100_000), "JSON"),
+    "a pattern that is none": (schema({"type": "string", "pattern": "("}), "regex"),
+    "a regex that is none": (regex("("), "regex"),
+    "an unknown name": (lark('start: "a" | b'), "unknown name"),
+    "no Lark": (lark("garbage"), "Expected"),
+    "nothing matches": (lark("start: A\nA: /a/ & /b/"), "grammar"),
+    "a count of tokens": (lark('start: A "c"\nA[max_tokens=3]: /.*/'), "max_tokens"),
+    "too much to compile": (lark("start: A\nA: /.*a.{15}/ & /.*b.{16}/ & ~/.*c.{9}/"), "fuel"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_kept_is_refused_and_says_why(name: str):
+    grammar, word = REFUSED[name]
+    grammars = Grammars(vocabulary)
+    with pytest.raises(InvalidRequest) as caught:
+        grammars.compile(grammar)
+    assert caught.value.param == "grammar"
+    assert word in str(caught.value)
+    assert len(str(caught.value)) <= 300
+    assert "\n" not in str(caught.value)
+    grammars.compile(regex("still served"))
+
+
+def test_a_target_without_tokenizer_or_end_refuses_every_grammar_by_name():
+    def read():
+        raise ConfigError("the target's tokenizer cannot be read")
+
+    with pytest.raises(InvalidRequest, match="tokenizer") as caught:
+        Grammars(read).compile(regex("a"))
+    assert caught.value.param == "grammar"
+    with pytest.raises(InvalidRequest, match="end-of-sequence"):
+        Grammars(lambda: vocabulary(VOCAB, ())).compile(regex("a"))
+
+
+def test_a_grammar_is_compiled_once_and_the_least_used_is_dropped(monkeypatch):
+    compiled: list[Grammar] = []
+    real = compiling._compiled
+
+    def counting(tokenizer, vocab_size, grammar):
+        compiled.append(grammar)
+        return real(tokenizer, vocab_size, grammar)
+
+    monkeypatch.setattr(compiling, "_compiled", counting)
+    grammars = Grammars(vocabulary)
+    first, others = regex("first"), [regex(f"x{n}") for n in range(compiling.MAX_KEPT)]
+    grammars.compile(first)
+    for other in others[:-1]:
+        grammars.compile(other)
+    grammars.open(first, [1], 1)
+    grammars.compile(others[-1])
+    grammars.compile(first)
+    assert compiled == [first, *others]
+    grammars.compile(others[0])
+    assert compiled[-1] == others[0], "the one that was not asked for was dropped"
+
+
+def test_threads_that_want_one_grammar_get_one_and_do_not_share_a_text():
+    grammars, states = Grammars(vocabulary), []
+
+    def work(text: str) -> None:
+        states.append((text, grammars.open(schema(PERSON), [1, *ids_of(text)], 1)))
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in ("", "{", '{"name"', '{"name":"')]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(states) == 4
+    for text, state in states:
+        assert ids_in(state.allowed(())) == ids_in(
+            opened(schema(PERSON), ids_of(text))[0].allowed(())
+        )
+
+
+def test_between_json_tokens_stands_a_bounded_space():
+    state, _ = opened(schema(PERSON), ids_of("{" + "\n" * 40))
+    assert not ids_in(state.allowed(())) & {*ids_of("\n"), *ids_of(" ")}
+    state, _ = opened(schema(PERSON), ids_of("{" + "\n" * 39))
+    assert ids_in(state.allowed(())) >= {*ids_of("\n"), *ids_of(" ")}
+
+
+def test_a_schema_may_choose_its_own_spaces():
+    tight = PERSON | {"x-guidance": {"whitespace_flexible": False}}
+    state, _ = opened(schema(tight), ids_of("{"))
+    assert not ids_in(state.allowed(())) & {*ids_of("\n"), *ids_of(" ")}
+
+
+def test_one_spelling_may_be_split_into_tokens_in_any_way():
+    state, _ = opened(schema({"const": "abab"}), ids_of('"'))
+    allowed = {tokenizer().decode([token]) for token in ids_in(state.allowed(()))}
+    assert allowed == {"a", "ab"}
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_never_allowed():
+    padded = Grammars(lambda: vocabulary(VOCAB + 70))
+    state = padded.open(schema({"type": "string"}), [1, *ids_of('"')], 1)
+    allowed = ids_in(state.allowed(()))
+    assert len(allowed) > 250
+    assert max(allowed) < VOCAB
+
+
+def test_several_ends_are_allowed_together():
+    grammars = Grammars(lambda: vocabulary(VOCAB, (EOS_ID, 0)))
+    state = grammars.open(regex("a"), [1, *ids_of("a")], 1)
+    assert ids_in(state.allowed(())) == {0, EOS_ID}
+    assert ids_in(state.allowed((0,))) == {0, EOS_ID}
+
+
+def test_properties_keep_the_order_of_the_schema():
+    value = {"b": 1, "a": 2}
+    ordered = {"type": "object", "properties": {key: {"const": v} for key, v in value.items()}}
+    ordered |= {"required": ["a", "b"], "additionalProperties": False}
+    text = json.dumps(value)
+    Draft202012Validator(ordered).validate(value)
+    state, _ = opened(schema(ordered), ids_of(text))
+    assert ids_in(state.allowed(())) == {EOS_ID}
+    with pytest.raises(InvalidRequest):
+        opened(schema(ordered), ids_of('{"a"'))
+
+
+def test_llguidance_is_imported_for_the_first_grammar_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammars = Grammars(vocabulary)
+    with pytest.raises(ImportError):
+        grammars.compile(regex("a"))
