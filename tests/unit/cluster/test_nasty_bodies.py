@@ -1,6 +1,7 @@
 """Bodies made to break parsers: a short 400 that shows nothing of the inside, and life after it."""
 
 import asyncio
+import pickle
 import re
 from itertools import product
 from pathlib import Path
@@ -121,5 +122,29 @@ def test_odd_bodies_that_are_right_are_served(tmp_path: Path, body: bytes) -> No
     async def go() -> None:
         async with client_of(FakeBackend(answering([70])), tmp_path) as client:
             assert (await client.post("/v1/completions", content=body)).status_code == 200
+
+    asyncio.run(go())
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("url", FIELDS)
+def test_a_pickle_runs_nothing(tmp_path: Path, url: str) -> None:
+    async def go() -> None:
+        trap = pickle.dumps(Trap(tmp_path / "sprung"))
+        async with client_of(FakeBackend(answering([70])), tmp_path) as client:
+            for kind in ("application/json", "application/octet-stream", "application/x-pickle"):
+                headers = {"Content-Type": kind, "X-Request-Id": "x"}
+                reply = await client.post(url, content=trap, headers=headers)
+                assert reply.status_code == 400
+        assert not (tmp_path / "sprung").exists()
 
     asyncio.run(go())
