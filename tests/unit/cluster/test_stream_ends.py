@@ -72,9 +72,7 @@ def test_a_stream_ends_once_whatever_ended_its_answers(
 
     async def go() -> list[str]:
         body: dict[str, object] = {"stream": True, "n": n, "stop": stop}
-        body |= (
-            {"prompt": "x"} if url == URLS[0] else {"messages": [{"role": "user", "content": ""}]}
-        )
+        body |= GOOD[url]
         if usage:
             body["stream_options"] = {"include_usage": True}
         async with client_of(FakeBackend(script), tmp_path) as client:
@@ -110,14 +108,9 @@ def test_a_fault_in_a_stream_is_one_event_before_the_end(
     backend = FakeBackend(lambda r: [TokenRun(r.request_id, tuple(IDS[:3]), 2), error])
 
     async def go() -> list[str]:
-        body: dict[str, object] = {
-            "stream": True,
-            "n": n,
-            "stream_options": {"include_usage": True},
-        }
-        body |= (
-            {"prompt": "x"} if url == URLS[0] else {"messages": [{"role": "user", "content": ""}]}
-        )
+        body: dict[str, object] = {"stream": True, "n": n}
+        body["stream_options"] = {"include_usage": True}
+        body |= GOOD[url]
         async with client_of(backend, tmp_path) as client:
             return events_of((await client.post(url, json=body)).content)
 
