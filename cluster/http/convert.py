@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cluster.http.limits import Limits
 from cluster.http.openai import ChatRequest, CompletionRequest, SpeculationRequest
+from cluster.http.structured import grammar_of
 from protos.errors import InvalidRequest
 from protos.exchange import STATIC_PLAN, Plan, PlanKind
 from protos.generation import Speculation, SpeculationMode
@@ -134,6 +135,7 @@ def options_of(
         repetition_penalty=repetition,
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
+        grammar=grammar_of(request.response_format, request.structured_outputs),
     )
 
 

@@ -82,3 +82,26 @@ Prompt = Annotated[
 def parts_of(value: object) -> object:
     """A message's content as parts: text alone is one part."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _form(*names: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "object", "properties": {key: {} for key in names}})
+
+
+ResponseFormat = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {"type": "object"},
+            },
+            "required": ["type"],
+        }
+    ),
+]
+StructuredOutputs = Annotated[
+    dict[str, Any], _form("json", "json_object", "regex", "choice", "grammar")
+]
+"""vLLM's name for the same; `structured` reads both."""

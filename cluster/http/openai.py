@@ -69,6 +69,8 @@ class _Generation(BaseModel):
     presence_penalty: fields.Penalty | None = None
     frequency_penalty: fields.Penalty | None = None
     repetition_penalty: fields.Repetition | None = None
+    response_format: fields.ResponseFormat | None = None
+    structured_outputs: fields.StructuredOutputs | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationRequest | None = None
     acceptance: Literal["exact", "rejection"] | None = None

@@ -21,6 +21,7 @@ from cluster.http.intake import Order
 from cluster.http.limits import Gate, Limits
 from cluster.http.logprobs import TokenWriter
 from cluster.http.port import Backend
+from cluster.http.structured import field_of, named
 from cluster.http.text import ModelText, TextStream
 from cluster.http.waiting import while_connected
 from protos.errors import OutriderError
@@ -53,6 +54,10 @@ class Serving:
 
         Raises: what the backend raises before the first token, Overloaded, ClientDisconnect.
         """
+        with named(field_of(order.asked.structured_outputs)):
+            return await self._answer(request, order)
+
+    async def _answer(self, request: Request, order: Order) -> Response:
         asked = order.asked
         head = replies.Head(
             kind=order.kind,
