@@ -14,7 +14,7 @@ from protos import generation_pb2 as pb
 from protos import generation_pb2_grpc as rpc
 from protos.channel import call_metadata, make_aio_channel
 from protos.channel_errors import error_from_rpc
-from protos.errors import PeerUnavailable
+from protos.errors import Overloaded, PeerUnavailable
 from protos.generation import FinishReason, TokenRun
 from protos.generation_codec import decode_token_run, encode_generation_request
 from protos.limits import Limits
@@ -85,6 +85,25 @@ def test_a_stopping_verifier_finishes_what_it_runs_and_refuses_the_rest(
         log = verifier.ended()
         assert "Traceback" not in log
         assert "stopped:" in log
+
+
+def test_a_full_verifier_refuses_with_a_time_to_come_back_and_nobody_inside_notices():
+    async def scenario() -> None:
+        async with serving(Slow(VOCAB, **FACTS), max_running=1, max_queued=1) as (service, _, stub):
+            inside = [
+                asyncio.create_task(call(stub, request(name, [1], 400, ignore_eos=True)))
+                for name in ("running", "queued")
+            ]
+            async with asyncio.timeout(LIMIT_S):
+                while service.stats().num_running + service.stats().num_waiting < 2:
+                    await asyncio.sleep(0.005)
+            with pytest.raises(Overloaded) as caught:
+                await call(stub, request("late", [1], 5))
+            assert caught.value.retry_after_s > 0
+            assert [len(ids(runs)) for runs in await asyncio.gather(*inside)] == [400, 400]
+            assert len(ids(await call(stub, request("again", [1], 5, ignore_eos=True)))) == 5
+
+    asyncio.run(scenario())
 
 
 def test_a_request_whose_time_is_over_ends_with_a_last_message_that_says_so():

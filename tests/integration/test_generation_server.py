@@ -51,17 +51,18 @@ class Slow(HashTarget):
         return super().forward(spans)
 
 
-def make_engine(target: HashTarget | None = None) -> Engine:
+def make_engine(target: HashTarget | None = None, **settings: int) -> Engine:
     target = target or HashTarget(VOCAB, **FACTS)
-    return Engine(target, FakeDrafting(), StaticPlanner(), small_settings(num_slots=8192))
+    sizes = small_settings(num_slots=8192, **settings)
+    return Engine(target, FakeDrafting(), StaticPlanner(), sizes)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    target: HashTarget | None = None,
+    target: HashTarget | None = None, **settings: int
 ) -> AsyncIterator[tuple[EngineService, str, rpc.GenerationStub]]:
     interval = sys.getswitchinterval()
-    service = EngineService(make_engine(target))
+    service = EngineService(make_engine(target, **settings))
     service.start()
     server = GenerationServer(service, SECURITY)
     port = await server.start()

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.fleet.backend import SILENT_LOOKS, HandleBackend, VerifierSilent
 from cluster.fleet.messages import SourceReport, StreamItem, VerifierReport
-from protos.errors import PeerUnavailable
+from protos.errors import Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from protos.params import SamplingParams
 
@@ -158,6 +158,17 @@ def test_another_verifier_takes_what_one_that_shuts_down_refuses():
     assert [token for one in runs_of(handle) for token in one.ids] == [5, 6]
     with pytest.raises(PeerUnavailable, match="shutting down"):
         runs_of(Handle([shuts_down], [report("a")]))
+
+
+async def is_full(_request: GenerationRequest) -> AsyncIterator[StreamItem]:
+    yield Overloaded("9 requests are running or queued already", 4.0)
+
+
+def test_a_full_verifier_is_an_error_with_its_time_to_come_back():
+    handle = Handle([is_full], [report("a"), report("b")])
+    with pytest.raises(Overloaded) as caught:
+        runs_of(handle)
+    assert caught.value.retry_after_s == 4.0
 
 
 def test_a_verifier_that_hangs_alone_is_an_error_that_may_be_tried_again():
