@@ -12,10 +12,10 @@ computed. A prompt begins behind what the prefix cache holds of it. A request wh
 just being computed by another one waits for that page, and whoever shares nothing with it goes
 first.
 
-Invariants: a running request always gets its one row; when pages run out, pages that only ever
+Invariants: a decoding request always gets its one row; when pages run out, pages that only ever
 held draft nodes go first, then cached ones, then the youngest goes back to the queue (law 6's
 entrance); draft nodes take free pages only, so neither a request nor a cached page ever goes for
-them; the oldest always moves on.
+them; the oldest request always moves on, and so does the oldest prompt.
 """
 
 import bisect

@@ -1,6 +1,6 @@
 """The sizes an engine is built with: plain values, which `verifier_service.config` fills.
 
-Invariant: every running request always gets its one row a step (max_running fits the budget).
+Invariant: every decoding request always gets its one row a step (max_running fits the budget).
 """
 
 from dataclasses import dataclass
