@@ -123,6 +123,10 @@ def test_official_client_chats_and_streams(live: LiveCluster) -> None:
         assert told.prompt_tokens == whole.usage.prompt_tokens
         assert told.completion_tokens == whole.usage.completion_tokens
         assert told.completion_tokens_details is not None
+        named = client.chat.completions.with_raw_response.create(
+            **asked, extra_headers={"X-Request-Id": "mine-1"}
+        )
+        assert named.headers.get_list("x-request-id") == ["mine-1"]
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**(asked | {"model": "nope"}))
         several = client.chat.completions.create(**(asked | {"n": 3}))
@@ -154,6 +158,10 @@ def test_bad_input_leaves_the_service_alive(live: LiveCluster) -> None:
         assert http.post("/v1/completions", content=endless).status_code == 413
         assert http.get("/v1/chat/completions").status_code == 405
         assert http.get("/nope").status_code == 404
+        assert http.get("/ping").json()["status"] == "ok"
+        assert "/tokenize" in http.get("/openapi.json").json()["paths"]
+        ids = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == PROMPT
     with live.client() as client:
         with pytest.raises(UnknownModel):
             client.chat("x", model="nope")
