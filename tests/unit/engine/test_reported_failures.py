@@ -4,12 +4,14 @@ Only those that no other file of this folder holds already; each docstring names
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from protos.errors import ContextTooLong
 from protos.exchange import Plan, PlanKind
 from protos.generation import FinishReason
+from protos.options import LogitOptions
 from tests.fakes import (
     Client,
     FakeDrafting,
@@ -54,6 +56,28 @@ def test_the_first_drafted_token_is_compared_like_any_other(token: int, depth: i
         client.submit(request(name, prompt, 20))
         assert client.finish()[name] == text_of(prompt, 20)
     assert client.engine.stats().num_drafted > 0
+
+
+def test_penalties_work_inside_accepted_runs_as_without_drafts():
+    """C12: penalties had no effect, or saw stale counts, where drafts were verified."""
+    prompt = [4, 9] * 6
+    wanted = {
+        "-2": LogitOptions(frequency_penalty=-2.0),
+        "0": LogitOptions(),
+        "2": LogitOptions(frequency_penalty=2.0),
+        "1.3": LogitOptions(repetition_penalty=1.3),
+    }
+    plain = Client(engine_with())
+    for name, options in wanted.items():
+        plain.submit(replace(request(name, prompt, 60), options=options))
+    texts = plain.finish()
+    assert len(set(texts["-2"])) < len(set(texts["0"])) < len(set(texts["2"]))
+    futures = {name: (*prompt, *text) for name, text in texts.items()}
+    client = Client(engine_with(future_source(futures, VOCAB), 8, max_tokens_per_step=256))
+    for name, options in wanted.items():
+        client.submit(replace(request(name, prompt, 60), options=options))
+    assert client.finish() == texts
+    assert client.engine.stats().num_accepted > 4 * 40, "whole runs were accepted"
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, BLOCK - 1])
