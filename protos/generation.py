@@ -5,11 +5,11 @@ preemption, failover and replay are that one entrance (design, law 6).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from protos.errors import InvalidRequest
+from protos.errors import DeadlineExceeded, InvalidRequest
 from protos.exchange import Plan
 from protos.options import LogitOptions
 from protos.params import SamplingParams
@@ -69,6 +69,14 @@ class GenerationRequest:
             raise InvalidRequest(
                 f"timeout_s must be a positive number of seconds, not {self.timeout_s}", "timeout_s"
             )
+
+    def after(self, passed_s: float) -> "GenerationRequest":
+        """The same request when it was held for so long. Raises DeadlineExceeded: no time left."""
+        if self.timeout_s is None:
+            return self
+        if passed_s >= self.timeout_s:
+            raise DeadlineExceeded(f"not finished within the {self.timeout_s:g} s that it had")
+        return replace(self, timeout_s=self.timeout_s - passed_s)
 
 
 class FinishReason(StrEnum):

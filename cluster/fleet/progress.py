@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from protos.errors import DeadlineExceeded
 from protos.generation import GenerationRequest, RunCounts, TokenRun
 
 
@@ -32,12 +31,8 @@ class Progress:
         Raises: DeadlineExceeded when no time is left.
         """
         self._before, self._newest = add_counts(self._before, self._newest), RunCounts()
-        timeout_s = self._request.timeout_s
-        if timeout_s is not None:
-            timeout_s -= self._clock() - self._began_s
-            if timeout_s <= 0.0:
-                raise DeadlineExceeded("the request's time is over")
-        return replace(self._request, output_ids=tuple(self._ids), timeout_s=timeout_s)
+        left = self._request.after(self._clock() - self._began_s)
+        return replace(left, output_ids=tuple(self._ids))
 
     def take(self, run: TokenRun) -> TokenRun:
         """A run as the request's owner should see it."""

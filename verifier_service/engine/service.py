@@ -108,7 +108,8 @@ class EngineService:
 
         beat_s: give a run without tokens so often, as long as the engine steps. Who waits can then
         tell a full engine from one that hangs.
-        Raises InvalidRequest, ContextTooLong, Overloaded or PeerUnavailable before the first run.
+        Raises InvalidRequest, ContextTooLong, Overloaded, PeerUnavailable or, where a grammar took
+        all its time, DeadlineExceeded before the first run.
         Leaving the iteration early (break, cancellation) cancels the request within a step.
         """
         loop = asyncio.get_running_loop()
@@ -130,7 +131,9 @@ class EngineService:
 
         if request.options.grammar is not None:
             # Neither this loop nor the engine waits for a compiler; one works at a time.
+            began_s = loop.time()
             await loop.run_in_executor(self._compiling, self._engine.intake.prepare, request)
+            request = request.after(loop.time() - began_s)
         key = self._engine.submit(request, emit)
         if beat_s is not None:
             beat = loop.call_later(beat_s, beat_again)
