@@ -15,7 +15,6 @@ from protos.channel import Security, TlsFiles, tls_of_environment
 from protos.errors import ConfigError, OutriderError, PeerUnavailable
 from protos.exchange import DrafterReplica
 from verifier_service.config import (
-    EMBEDDED,
     EngineSection,
     RemoteDrafter,
     TraceSection,
@@ -33,7 +32,7 @@ from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
 from verifier_service.grammar.compiling import Grammars
 from verifier_service.grammar.vocabulary import read_vocabulary
-from verifier_service.model.embedded import default_cache_dir, ensure_embedded_target
+from verifier_service.model.embedded import default_cache_dir, ensure_target
 from verifier_service.model.load import load_target
 from verifier_service.model.target import ROW_DTYPES
 from verifier_service.pairing import row_form, tap_for
@@ -68,7 +67,7 @@ def build_verifier(settings: VerifierSettings) -> VerifierParts:
     security = security_of(settings)
     taps = _taps(settings.drafters, security, settings.describe_s)
     by_name = {row_dtype.value: dtype for dtype, row_dtype in ROW_DTYPES.items()}
-    directory = target_directory(settings.target)
+    directory = ensure_target(settings.target)
     target = load_target(
         directory,
         by_name[settings.dtype],
@@ -137,16 +136,6 @@ def security_of(settings: VerifierSettings) -> Security:
     if tls is not None:
         files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
     return Security(settings.token, files, settings.insecure)
-
-
-def target_directory(target: str) -> Path:
-    """The directory of a configured target; the embedded one is written when it is missing."""
-    if target == EMBEDDED:
-        return ensure_embedded_target()
-    directory = Path(target).expanduser()
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"target: {directory.name!r} holds no config.json")
-    return directory
 
 
 def engine_settings(section: EngineSection, bytes_per_slot: int) -> EngineSettings:

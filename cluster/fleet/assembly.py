@@ -22,7 +22,6 @@ from cluster.fleet.pairs import (
 )
 from drafter_service.config import DrafterSettings
 from protos.errors import ConfigError
-from verifier_service.config import EMBEDDED
 
 if TYPE_CHECKING:
     from drafter_service.drafter import Drafter
@@ -219,15 +218,10 @@ def drafter_settings(entry: DrafterEntry, target_dir: Path) -> DrafterSettings:
 
 
 def resolve_target(target: str) -> Path:
-    """The directory of a configured target; the embedded one is written when it is missing.
+    """The directory of a configured target; one that comes as GGUF is written when missing.
 
-    Raises: ConfigError.
+    Raises: CheckpointError, ConfigError.
     """
-    if target == EMBEDDED:
-        from verifier_service.model.embedded import ensure_embedded_target
+    from verifier_service.model.embedded import ensure_target
 
-        return ensure_embedded_target()
-    directory = Path(os.path.expanduser(target))
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"verifier.target: {directory.name!r} holds no config.json")
-    return directory
+    return ensure_target(target)

@@ -22,6 +22,7 @@ from cluster.config import ClusterConfig, read_config
 from cluster.tools.validate import disk_faults
 from protos.errors import ConfigError
 from verifier_service.config import EMBEDDED
+from verifier_service.model.gguf import is_gguf
 
 _ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -42,8 +43,8 @@ _ENVIRONMENT: Final = {
 }
 
 _MAKE_TARGET: Final = (
-    "from verifier_service.model.embedded import ensure_embedded_target;"
-    "print(ensure_embedded_target())"
+    "import sys; from verifier_service.model.embedded import ensure_target;"
+    "print(ensure_target(sys.argv[1]))"
 )
 
 
@@ -59,15 +60,16 @@ def prepare_environment() -> None:
 
 
 def prepare_target(config: ClusterConfig) -> None:
-    """Write the embedded target, once, in another process. Raises: ConfigError."""
-    if config.verifier.target != EMBEDDED:
+    """Write a target that comes as GGUF, once, in another process. Raises: ConfigError."""
+    target = config.verifier.target
+    if target != EMBEDDED and not is_gguf(target):
         return
     done = subprocess.run(
-        [sys.executable, "-c", _MAKE_TARGET], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _MAKE_TARGET, target], capture_output=True, text=True, check=False
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
-        raise ConfigError(f"the embedded target cannot be made: {reason}")
+        raise ConfigError(f"the target {Path(target).name} cannot be made: {reason}")
 
 
 def start_ray(config: ClusterConfig, *, dashboard: bool, address: str | None) -> None:

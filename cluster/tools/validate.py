@@ -12,7 +12,10 @@ from pydantic import ValidationError
 
 from cluster.config import ClusterConfig, Placement, faults_of
 from protos.errors import OutriderError
+from protos.features import DType
 from verifier_service.config import EMBEDDED
+from verifier_service.model.families import check_family
+from verifier_service.model.gguf import is_gguf
 
 
 def validate_files(paths: Sequence[Path]) -> int:
@@ -76,11 +79,15 @@ def disk_faults(config: ClusterConfig) -> list[str]:
     faults: list[str] = []
     target = config.verifier.target
     num_layers: int | None = None
-    if target != EMBEDDED:
+    if is_gguf(target):
+        if not Path(target).expanduser().is_file():
+            faults.append("verifier.target: no such file")
+    elif target != EMBEDDED:
         try:
+            check_family(Path(target).expanduser(), DType(config.verifier.dtype))
             num_layers = target_layers(Path(target).expanduser())
-        except OutriderError:
-            faults.append("verifier.target: holds no config.json")
+        except OutriderError as error:
+            faults.append(f"verifier.target: {error}")
     for number, entry in enumerate(config.drafters):
         try:
             describe_entry(entry, num_layers)

@@ -20,7 +20,7 @@ from verifier_service.engine.loop import Engine
 from verifier_service.engine.rows import PagedRows
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.static_planner import StaticPlanner
-from verifier_service.model.embedded import ensure_embedded_target
+from verifier_service.model.embedded import ensure_target
 from verifier_service.model.load import eos_token_ids, load_target
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -70,8 +70,8 @@ class EngineChoice:
 
 
 def target_directory(target: str) -> Path:
-    """A directory, or the embedded target's."""
-    return ensure_embedded_target() if target == "embedded" else Path(target)
+    """The directory of `embedded`, of a GGUF file, or the one that is named."""
+    return ensure_target(target)
 
 
 def summarise(directory: Path, max_context: int | None = None) -> TargetSummary:

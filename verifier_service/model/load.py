@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,7 +29,7 @@ from verifier_service.model.decoder import (
     ModulesDecoder,
     register_attention,
 )
-from verifier_service.model.families import read_config, refuse_dtype
+from verifier_service.model.families import check_family
 from verifier_service.model.flex import Flex
 from verifier_service.model.fuse import FusedDecoder, can_fuse
 from verifier_service.model.invariance import (
@@ -68,7 +69,7 @@ def load_target(
     directory = Path(path)
     if dtype not in ROW_DTYPES:
         raise ConfigError(f"a target runs in float32, bfloat16 or float16, not {dtype}")
-    refuse_dtype(read_config(directory), dtype)
+    check_family(directory, ROW_DTYPES[dtype])
     check_weight_files(directory)
     device = device if device is not None else torch.device("cpu")
     if num_threads is not None:
@@ -159,7 +160,7 @@ def _read_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
             # What transformers has found wrong with the directory, in its own words.
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"{directory.name} cannot be loaded: {reason}") from error

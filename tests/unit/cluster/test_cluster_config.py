@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from cluster.config import ClusterConfig, parse_config, read_config
 from cluster.tools.cli import main
+from cluster.tools.validate import disk_faults
 from protos.errors import ConfigError
 
 BAD: list[tuple[dict, str]] = [
@@ -117,6 +118,25 @@ def test_validate_names_every_fault_of_every_file(
     faults = capsys.readouterr().err
     for key in ("verifier.target", "H100_80G", "drafters.0.checkpoint", "args.http.port"):
         assert key in faults
+
+
+@pytest.mark.parametrize(
+    ("target", "model_type", "words"),
+    [
+        ("jamba", "jamba", "model_type 'jamba' is not among the families that are served"),
+        ("absent.gguf", None, "verifier.target: no such file"),
+        ("absent", None, "verifier.target: absent holds no config.json"),
+    ],
+)
+def test_a_target_that_cannot_be_served_is_named_before_anything_starts(
+    target: str, model_type: str | None, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / target
+    if model_type is not None:
+        path.mkdir()
+        (path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    (fault,) = disk_faults(parse_config({"verifier": {"target": str(path)}}))
+    assert words in fault
 
 
 def test_help_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:

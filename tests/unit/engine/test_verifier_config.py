@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from protos.errors import ConfigError, IncompatiblePair
 from protos.exchange import Capabilities, PlanKind, Projection
 from protos.features import DType, FeatureForm
-from verifier_service.build import DEFAULT_NUM_SLOTS, engine_settings, target_directory
+from verifier_service.build import DEFAULT_NUM_SLOTS, engine_settings
 from verifier_service.config import (
     EngineSection,
     VerifierSettings,
@@ -21,6 +21,7 @@ from verifier_service.config import (
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.stats import EngineStats
 from verifier_service.metrics import snapshot
+from verifier_service.model.embedded import ensure_target
 from verifier_service.pairing import row_form, tap_for
 
 
@@ -111,7 +112,7 @@ def test_engine_sizes_that_cannot_work_are_refused(values: dict[str, int]):
 
 def test_a_target_that_is_no_directory_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"config\.json"):
-        target_directory(str(tmp_path))
+        ensure_target(str(tmp_path))
 
 
 def drafter(**changes: object) -> Capabilities:
