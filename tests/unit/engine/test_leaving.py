@@ -1,13 +1,16 @@
 """Whoever is cancelled, or whose time is over, leaves within two steps, wherever it stands."""
 
+import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from protos.errors import InvalidRequest
+from protos.errors import DeadlineExceeded, InvalidRequest
 from protos.exchange import Plan, PlanKind
 from protos.generation import FinishReason, GenerationRequest
+from protos.options import LogitOptions
 from tests.fakes import (
     Client,
     FakeDrafting,
@@ -16,9 +19,13 @@ from tests.fakes import (
     request,
     small_settings,
 )
+from tests.tiny import EOS_ID
+from tests.unit.grammar import grammar_cases
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.ports import SourcePlan
+from verifier_service.engine.service import EngineService
 from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.grammar.compiling import Grammars
 
 VOCAB = 97
 TREE = SourcePlan("x", Plan(PlanKind.TREE, depth=3, width=3, nodes=9))
@@ -170,6 +177,28 @@ def test_waiting_costs_time_whatever_the_engine_did_meanwhile():
     house.now_s += HOUR_S / 2
     house.engine.step()
     assert house.client.last("a").finish_reason is FinishReason.DEADLINE
+
+
+def test_the_time_that_a_grammar_takes_to_compile_is_the_requests_own():
+    interval = sys.getswitchinterval()
+    target = HashTarget(grammar_cases.VOCAB, eos_token_ids=(EOS_ID,))
+    grammars = Grammars(grammar_cases.vocabulary)
+    engine = Engine(target, FakeDrafting(), StaticPlanner(), small_settings(), grammars=grammars)
+    service = EngineService(engine)
+    service.start()
+    options = LogitOptions(grammar=grammar_cases.regex("[ab]{3}"))
+    asked = replace(request("a", [5], 9), options=options, timeout_s=1e-9)
+
+    async def late() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await anext(service.generate(asked))
+        assert service.stats().num_requests == 0
+        runs = [run async for run in service.generate(replace(asked, timeout_s=HOUR_S))]
+        assert runs[-1].finish_reason is FinishReason.STOP
+
+    asyncio.run(late())
+    service.stop()
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
