@@ -118,7 +118,7 @@ class ModulesDecoder:
         if FINAL_LAYER in aux_layers:
             hooks.append(self._text.register_forward_hook(_keep_final(states)))
         for experts in self._experts:
-            experts.multiple = context.multiple
+            experts.multiple, experts.num_rows = context.multiple, context.layout.num_rows
         try:
             output = self._model(
                 input_ids=context.layout.ids[None],

@@ -47,6 +47,8 @@ class Experts:
                 setattr(module, name, None)
         self.multiple = 1
         """What the rows of an expert are padded to."""
+        self.num_rows: int | None = None
+        """Rows of the step that are real; None: all. Padding would read experts for nothing."""
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -56,9 +58,12 @@ class Experts:
     def __call__(
         self, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """[R, H] from rows [R, H], chosen experts [R, K] and their weights [R, K]."""
+        """[R, H] from rows [R, H], chosen experts [R, K] and their weights [R, K].
+
+        Zero for rows that are padding.
+        """
         per_row = chosen.shape[1]
-        pairs = chosen.flatten()
+        pairs = chosen[: self.num_rows].flatten()
         order = torch.argsort(pairs, stable=True)
         counts = torch.bincount(pairs, minlength=len(self._up)).tolist()
         found = rows.new_empty(len(pairs), rows.shape[1])
@@ -68,10 +73,10 @@ class Experts:
                 x = functional.pad(x, (0, 0, 0, -len(own) % self.multiple))
                 y = self._down[expert](self._gate(self._up[expert](x)).to(rows.dtype))
                 found.index_copy_(0, own, y[: len(own)])
-        by_rank = found.view(len(rows), per_row, -1).unbind(1)
         total = torch.zeros_like(rows, dtype=torch.float32)
-        for rank, one in enumerate(by_rank):
-            total += one.float() * weights[:, rank, None].float()
+        real = total[: self.num_rows]
+        for rank, one in enumerate(found.view(len(real), per_row, -1).unbind(1)):
+            real += one.float() * weights[: len(real), rank, None].float()
         return total.to(rows.dtype)
 
 

@@ -54,3 +54,15 @@ def test_a_row_alone_is_the_row_among_others_bit_for_bit(experts):
     crowd = torch.full_like(chosen, int(chosen[5, 0]))
     crowd[:, 1] = chosen[5, 1]
     assert torch.equal(own(rows, crowd, weights[5].expand(40, 2))[5], whole[5])
+
+
+@torch.inference_mode()
+def test_padding_rows_ask_no_expert_and_change_nothing(experts):
+    own, _, rows, chosen, weights = experts
+    own.multiple, own.num_rows = 4, None
+    expected = own(rows, chosen, weights)
+    own.num_rows = 37
+    found = own(rows, chosen, weights)
+    own.num_rows = None
+    assert torch.equal(found[:37], expected[:37])
+    assert not found[37:].any()

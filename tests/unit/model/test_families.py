@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BartConfig,
     BloomConfig,
     CLIPVisionConfig,
@@ -48,6 +49,31 @@ def test_a_family_that_is_fused_gives_what_its_modules_give(name, tmp_path):
         target.allocate(256)
         logits.append(target.forward([span]))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_longrope_gives_transformers_logits_within_its_original_length(tmp_path):
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 128,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5, 2.0],
+        "long_factor": [4.0, 4.0, 4.0],
+    }
+    config = FAMILIES["phi3"].config()
+    config.rope_parameters = rope
+    config.original_max_position_embeddings = 128
+    path = write_tiny(config, tmp_path, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    ids = range(3, 103)
+    with torch.inference_mode():
+        expected = model(torch.tensor([list(ids)])).logits[0]
+    target = load_target(path, torch.float32, max_context=128)
+    target.allocate(256)
+    found = torch.cat(
+        [target.forward([contiguous(ids).span(a, b)]) for a, b in ((0, 60), (60, 100))]
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
