@@ -101,6 +101,7 @@ BAD_IMPORTS = {
         "cluster/fleet/app.py",
         "from verifier_service.bench import main",
     ),
+    "one file knows llguidance": ("verifier_service/engine/request.py", "import llguidance"),
     "no pickle": ("protos/codec.py", "import pickle"),
 }
 
