@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from protos.errors import ConfigError, InvalidRequest
-from protos.grammar import GRAMMAR_PARAM, Grammar, GrammarKind
+from protos.errors import ConfigError
+from protos.grammar import Grammar, GrammarKind
+from verifier_service.grammar.bounds import check_lark, check_regex, refused, schema_of
 from verifier_service.grammar.state import GrammarState, num_words
 from verifier_service.grammar.vocabulary import Vocabulary
 
@@ -30,8 +31,6 @@ _MAX_LEXER_STATES: Final = 20_000
 
 _MAX_GRAMMAR_SIZE: Final = 100_000
 """Symbols in productions: bounds what a nested repetition unfolds to."""
-
-_MAX_SAID: Final = 300
 
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between JSON tokens: without a bound a weak model may go on with line breaks for ever."""
@@ -96,7 +95,7 @@ class Grammars:
             try:
                 self._vocabulary = self._read()
             except ConfigError as error:
-                raise _refused(str(error)) from error
+                raise refused(str(error)) from error
         return self._vocabulary
 
 
@@ -128,12 +127,14 @@ def _compiled(tokenizer: "LLTokenizer", vocab_size: int, grammar: Grammar) -> "L
     limits = LLParserLimits(
         max_lexer_states=_MAX_LEXER_STATES,
         max_grammar_size=_MAX_GRAMMAR_SIZE,
+        # Run over the whole vocabulary beforehand, a hostile expression takes minutes.
+        precompute_large_lexemes=False,
         verbose_errors=False,
     )
     parts = {"grammars": [{"lark_grammar": _UNFORCED}, {"name": "body", **_body(grammar)}]}
     matcher = LLMatcher(tokenizer, json.dumps(parts), log_level=0, limits=limits)
     if matcher.is_error():
-        raise _refused(matcher.get_error())
+        raise refused(matcher.get_error())
     _try(matcher, vocab_size)
     return matcher
 
@@ -142,16 +143,13 @@ def _body(grammar: Grammar) -> dict[str, Any]:
     from llguidance import LLMatcher
 
     if grammar.kind is GrammarKind.LARK:
+        check_lark(grammar.text)
         return {"lark_grammar": grammar.text}
     if grammar.kind is GrammarKind.REGEX:
+        check_regex(grammar.text)
         made = json.loads(LLMatcher.grammar_from_regex(grammar.text))
         return {"lark_grammar": made["grammars"][0]["lark_grammar"]}
-    try:
-        schema = json.loads(grammar.text)
-    except (ValueError, RecursionError) as error:
-        raise _refused("the schema is not valid JSON") from error
-    if not isinstance(schema, dict):
-        raise _refused("a schema must be an object")
+    schema = schema_of(grammar.text)
     return {"json_schema": {"x-guidance": {"whitespace_pattern": _WHITESPACE}, **schema}}
 
 
@@ -160,15 +158,11 @@ def _try(matcher: "LLMatcher", vocab_size: int) -> None:
     words_W = torch.zeros(num_words(vocab_size), dtype=torch.int32)
     matcher.unsafe_compute_mask_ptr(words_W.data_ptr(), 4 * words_W.shape[0])
     if matcher.is_error() or not words_W.any():
-        raise _refused(matcher.get_error() or "no text matches")
+        raise refused(matcher.get_error() or "no text matches")
     word = int(words_W.nonzero()[0])
     bits = int(words_W[word]) & 0xFFFFFFFF
     tried = matcher.deep_copy()
     first = 32 * word + (bits & -bits).bit_length() - 1
     if not (tried.consume_token(first) and tried.rollback(1)):
-        raise _refused("max_tokens= and stop= are not supported in a grammar")
-
-
-def _refused(why: str) -> InvalidRequest:
-    said = " ".join(why.split())
-    return InvalidRequest(f"the grammar cannot be used: {said}"[:_MAX_SAID], GRAMMAR_PARAM)
+        # Among others, max_tokens= and stop= of Lark know no way back.
+        raise refused(tried.get_error() or "drafts of its texts cannot be taken back")

@@ -38,8 +38,60 @@ REFUSED = {
     "no Lark": (lark("garbage"), "Expected"),
     "nothing matches": (lark("start: A\nA: /a/ & /b/"), "grammar"),
     "a count of tokens": (lark('start: A "c"\nA[max_tokens=3]: /.*/'), "max_tokens"),
+    "a long expression": (regex("a?" * 30_000), "2048"),
+    "a long pattern": (schema({"type": "string", "pattern": "(a*)*" * 10_000}), "2048"),
+    "a long chain of references": (
+        schema(
+            {"$ref": "#/$defs/d0"}
+            | {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3000)}}
+        ),
+        "references",
+    ),
+    "a long chain of rules": (
+        lark("start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(8000)) + '\nr8000: "a"'),
+        "8192",
+    ),
+    "a divisor that needs a state each": (schema({"multipleOf": 1_234_567}), "20000"),
+    "divisors that meet": (
+        schema({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}),
+        "20000",
+    ),
+    "a divisor in small print": (lark('start: %json {"multipleOf": 1234567}'), "%json"),
+    "many patterns": (
+        schema({"patternProperties": {f"^{n}x*$": {} for n in range(101)}}),
+        "patternProperties",
+    ),
+    "too many members": (
+        schema({"type": "object", "properties": {f"p{n}": {} for n in range(1500)}}),
+        "items",
+    ),
     "too much to compile": (lark("start: A\nA: /.*a.{15}/ & /.*b.{16}/ & ~/.*c.{9}/"), "fuel"),
 }
+
+
+LARGE = {
+    "references": schema(
+        {"$ref": "#/$defs/d0", "$defs": {"d199": {"type": "null"}}}
+        | {
+            "$defs": {
+                f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}}
+                for n in range(199)
+            }
+            | {"d199": {"type": "null"}}
+        }
+    ),
+    "rules": lark("start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(600)) + '\nr600: "a"'),
+    "options": schema({"enum": [f"value {7919 * n % 10007}" for n in range(5000)]}),
+    "a divisor": schema({"type": "number", "multipleOf": 0.01}),
+    "a long text": schema({"const": "ab" * 50_000}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_large_but_within_bounds_is_kept(name: str):
+    state = Grammars(vocabulary).open(LARGE[name], [5], 1)
+    assert ids_in(state.allowed(()))
+    assert state.fault == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,0 +1,105 @@
+"""Grammars that are refused for their size before anything compiles them.
+
+llguidance bounds its own work by fuel and counts, but not everything: chains of references and
+rules go as deep as the stack (3,000 and 4,000 of them end the process), and long expressions, large
+divisors and many patterns take minutes, in code that nothing can interrupt. These bounds stand well
+inside what was tried with the usual stack of 8 MiB: 1,000 references, 2,000 rules, 8,000 characters
+of optional letters, a divisor of 120,000.
+
+Pure. Invariant: what passes is compiled in about two seconds at worst, or refused by llguidance.
+"""
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Final
+
+from protos.errors import InvalidRequest
+from protos.grammar import GRAMMAR_PARAM
+
+MAX_REGEX_LEN: Final = 2_048
+MAX_LARK_LEN: Final = 8_192
+MAX_REFERENCES: Final = 200
+"""`$ref` and the like, of one schema."""
+MAX_PATTERNS: Final = 100
+"""In all `patternProperties` of one schema: each is held against every other."""
+MAX_DIVISOR: Final = 20_000
+"""All `multipleOf` of one schema, multiplied: where they meet, their common multiple counts."""
+
+
+def schema_of(text: str) -> dict[str, Any]:
+    """A JSON schema within bounds. Raises InvalidRequest."""
+    try:
+        schema = json.loads(text, parse_float=Decimal)
+        # Once more as llguidance is to read it: the first reading keeps divisors exact.
+        kept = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refused("the schema is not valid JSON") from error
+    if not isinstance(kept, dict):
+        raise refused("a schema must be an object")
+    num_references, num_patterns, divisor = 0, 0, 1
+    for key, value in _members(schema):
+        num_references += key in ("$ref", "$dynamicRef", "$recursiveRef")
+        if key == "multipleOf" and isinstance(value, int | Decimal):
+            divisor *= max(abs(_digits(value)), 1)
+        if key in ("pattern", "patternProperties", "x-guidance"):
+            _check_patterns(value)
+        if key == "patternProperties" and isinstance(value, dict):
+            num_patterns += len(value)
+        if divisor > MAX_DIVISOR:
+            raise refused(f"multipleOf, multiplied, must be at most {MAX_DIVISOR}")
+    if num_patterns > MAX_PATTERNS:
+        raise refused(f"a schema has at most {MAX_PATTERNS} patternProperties")
+    if num_references > MAX_REFERENCES:
+        raise refused(f"a schema has at most {MAX_REFERENCES} references")
+    return kept
+
+
+def check_regex(text: str) -> None:
+    """Raise InvalidRequest for an expression that is too long."""
+    if len(text) > MAX_REGEX_LEN:
+        raise refused(f"a regular expression has at most {MAX_REGEX_LEN} characters")
+
+
+def check_lark(text: str) -> None:
+    """Raise InvalidRequest for a grammar that is too long, or holds what is not bounded there."""
+    if len(text) > MAX_LARK_LEN:
+        raise refused(f"a Lark grammar has at most {MAX_LARK_LEN} characters")
+    if "%json" in text:
+        raise refused("%json is not supported inside a Lark grammar")
+
+
+def refused(why: str) -> InvalidRequest:
+    """The error for a grammar that cannot be used; bounded, in one line."""
+    said = " ".join(why.split())
+    return InvalidRequest(f"the grammar cannot be used: {said}"[:300], GRAMMAR_PARAM)
+
+
+def _members(value: object) -> Iterator[tuple[str, object]]:
+    """Every member of every object, however deep."""
+    waiting = [value]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, dict):
+            yield from here.items()
+            waiting.extend(here.values())
+        elif isinstance(here, list):
+            waiting.extend(here)
+
+
+def _check_patterns(value: object) -> None:
+    if isinstance(value, str):
+        check_regex(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            check_regex(key)
+            if isinstance(inner, str):
+                check_regex(inner)
+
+
+def _digits(value: int | Decimal) -> int:
+    """A divisor without its decimal point: 0.25 counts as 25."""
+    if isinstance(value, int):
+        return value
+    sign_digits = value.as_tuple()
+    return int("".join(map(str, sign_digits.digits)) or "0")
