@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 from cluster.config import HttpSection
-from cluster.http import fields
+from cluster.http import fields, structured
 from protos.generation import MAX_LOGPROBS
+from protos.grammar import MAX_GRAMMAR_BYTES
 from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
 from protos.params import MAX_STOP_TOKEN_IDS
+from verifier_service.grammar.bounds import MAX_LARK_LEN, MAX_REFERENCES, MAX_REGEX_LEN
 
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 LIMITS = HttpSection().limits()
@@ -21,6 +23,8 @@ BOUNDS = {
     "logprobs": (MAX_LOGPROBS,),
     "entries of logit_bias": (MAX_BIASES, MAX_ALLOWED_TOKEN_IDS),
     "messages of a chat": (fields.MAX_MESSAGES, fields.MAX_PARTS),
+    "bytes of a schema or grammar": (MAX_GRAMMAR_BYTES, structured.MAX_OPTIONS),
+    "characters of regex": (MAX_REGEX_LEN, MAX_LARK_LEN, MAX_REFERENCES),
     "seconds of timeout_s": (fields.MAX_TIMEOUT_S,),
 }
 
