@@ -1,6 +1,7 @@
 """Weights are read from one file or from the shards of an index; what is wrong is named."""
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -160,3 +161,24 @@ def test_a_tensor_that_the_config_does_not_describe_is_named(single):
 def test_a_tensor_of_another_shape_is_named(single):
     change(single, **{NORM: torch.ones(63)})
     refused(single, f"another shape to {NORM}")
+
+
+class _Mark:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
+
+
+def test_a_pickle_is_never_opened_beside_safetensors_or_alone(single, tmp_path):
+    mark = tmp_path / "was-here"
+    (single / "pytorch_model.bin").write_bytes(pickle.dumps(_Mark(mark)))
+    logits(single)
+    (single / SINGLE).unlink()
+    refused(single, r"pytorch_model\.bin is pickled")
+    assert not mark.exists()
+    pickle.loads((single / "pytorch_model.bin").read_bytes())
+    assert mark.exists(), "the trap does nothing"
