@@ -73,6 +73,8 @@ class Tracer:
         self._before: list[Record] = []
         self._after: list[Record] = []
         self._num_steps = 0
+        self._planner: Planner | None = None
+        self._reason: Callable[[], StepReason] = StepReason
 
     def opened(self, request: RunningRequest) -> None:
         """A request came in; from now on its last run is watched for."""
@@ -151,7 +153,10 @@ class Tracer:
     def _facts(
         self, batch: Batch, answers: Answers, times: StepTimes, planner: Planner
     ) -> StepFacts:
-        reason = planner.reason() if isinstance(planner, Reasoning) else StepReason()
+        if planner is not self._planner:  # asking whether it says why takes a while
+            self._planner = planner
+            self._reason = planner.reason if isinstance(planner, Reasoning) else StepReason
+        reason = self._reason()
         return StepFacts(
             number=self._num_steps,
             at_s=times.end_s,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Full, Queue
+from queue import SimpleQueue
 from typing import Final
 
 from verifier_service.frames import pack_frame
@@ -62,7 +62,8 @@ class TraceWriter:
         self._max_bytes = max_bytes
         self._file_bytes = max(max_bytes // _FILES_PER_CAP, 1)
         self._retry_s = retry_s
-        self._queue: Queue[tuple[Record, ...] | None] = Queue(max_buffered)
+        self._max_buffered = max_buffered
+        self._queue: SimpleQueue[tuple[Record, ...] | None] = SimpleQueue()
         self._num_turned_away = 0  # changed by the thread that puts, read by the one that writes
         self._num_told = 0
         self._num_failed = 0
@@ -81,15 +82,15 @@ class TraceWriter:
 
     def put(self, records: Sequence[Record]) -> None:
         """Take the records of one step; dropped and counted when the buffer is full."""
-        try:
-            self._queue.put_nowait(tuple(records))
-        except Full:
+        # One thread puts, so that the queue cannot grow in between.
+        if self._queue.qsize() >= self._max_buffered:
             self._num_turned_away += 1
+        else:
+            self._queue.put(tuple(records))
 
     def close(self) -> None:
         """Write what is buffered, for a few seconds at most."""
-        with contextlib.suppress(Full):
-            self._queue.put(None, timeout=_CLOSE_S)
+        self._queue.put(None)
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
