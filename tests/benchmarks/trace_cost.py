@@ -1,4 +1,4 @@
-"""What does it cost to record rounds? `PYTHONPATH=. python tests/benchmarks/trace_cost.py [--json FILE]`
+"""What does it cost to record rounds? `PYTHONPATH=. python tests/benchmarks/trace_cost.py`
 
 Question: how much longer does a step take while every request is traced, at 1 and 8 requests, with
 trees of look-ups and of the shipped EAGLE-3 head on the embedded target? Both drafters run in this
