@@ -8,8 +8,8 @@ between two arrivals, each of which may bring several tokens, so speculation mak
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from dataclasses import dataclass, replace
 
 Stream = Callable[[int], AsyncIterator[tuple[int, ...]]]
 """Streams the answer to question i, as runs of token ids."""
@@ -49,6 +49,10 @@ class Load:
         seconds = sum(s.decode[0] for s in self.served)
         tokens = sum(s.decode[1] for s in self.served)
         return seconds / tokens if tokens else 0.0
+
+    def of(self, questions: Container[int]) -> "Load":
+        """What these questions took of the pass; its wall time is the whole pass's."""
+        return replace(self, served=tuple(s for s in self.served if s.question in questions))
 
     @property
     def tokens_per_s(self) -> float:

@@ -59,9 +59,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(
-    loads: Mapping[Cell, Sequence[Load]], engine: Sequence[Load], http: Sequence[Load]
+    loads: Mapping[Cell, Sequence[Load]],
+    engine: Sequence[Load],
+    http: Sequence[Load],
+    categories: Sequence[str] = (),
 ) -> dict[str, object]:
-    """Ratios per repeat, then median and spread; medians of the rest; differing texts."""
+    """Ratios per repeat, then median and spread; medians of the rest; differing texts.
+
+    categories: of each question.
+    """
     levels = list(dict.fromkeys(level for level, _ in loads))
     pairs = {
         level: list(zip(loads[level, "off"], loads[level, "auto"], strict=True)) for level in levels
@@ -71,12 +77,21 @@ def report(
         for load in passes:
             for question, ids in load.texts().items():
                 texts.setdefault(question, set()).add(ids)
-    rates = {n: [off.tpot_s / auto.tpot_s for off, auto in pairs[n]] for n in levels}
+    rates = {n: _rates(pairs[n]) for n in levels}
+    members = {c: {i for i, own in enumerate(categories) if own == c} for c in categories}
     walls = {n: [auto.tokens_per_s / off.tokens_per_s for off, auto in pairs[n]] for n in levels}
     over = [e.tpot_s / h.tpot_s for e, h in zip(engine, http, strict=True)]
     return {
         "auto_over_off": {str(n): spread(rates[n])["median"] for n in levels},
         "auto_over_off_spread": {str(n): spread(rates[n]) for n in levels},
+        "auto_over_off_by_category": {
+            str(n): {
+                category: round(statistics.median(found), 3)
+                for category, asked in members.items()
+                if (found := _rates([(off.of(asked), auto.of(asked)) for off, auto in pairs[n]]))
+            }
+            for n in levels
+        },
         "end_to_end_ratio": {str(n): spread(walls[n])["median"] for n in levels},
         "http_over_engine": spread(over)["median"] if over else None,
         "http_over_engine_spread": spread(over) if over else None,
@@ -90,6 +105,11 @@ def report(
         "different_texts": sum(len(found) > 1 for found in texts.values()),
         "questions": len(texts),
     }
+
+
+def _rates(pairs: Sequence[tuple[Load, Load]]) -> list[float]:
+    """Decode rates of the second over the first, where both decoded anything."""
+    return [off.tpot_s / auto.tpot_s for off, auto in pairs if off.tpot_s and auto.tpot_s]
 
 
 async def _measure(
@@ -119,7 +139,7 @@ async def _measure(
         memory = None if pid is None else resident_mb(pid)
         engine, http = await _beside_engine(args, config, questions, streams["off"])
     ordered = {(n, mode): loads[n, mode] for n in levels for mode in _MODES}
-    result = report(ordered, engine, http)
+    result = report(ordered, engine, http, [question.category for question in questions])
     return result | {
         "round_split": split,
         "resident_mb": memory,
@@ -226,6 +246,11 @@ def _print(result: Mapping[str, object]) -> None:
                 f"| {level} | {mode} | {m['ttft_ms']:.0f} | {m['tpot_ms']:.1f} |"
                 f" {m['p99_itl_ms']:.0f} | {m['tokens_per_s']:.1f} | {tail} |"
             )
+    by_category = result["auto_over_off_by_category"]
+    assert isinstance(by_category, dict)
+    for level, ratios in by_category.items():
+        told = ", ".join(f"{category} {ratio:.2f}" for category, ratio in ratios.items())
+        print(f"auto/off at {level} by category: {told}")
     print(f"HTTP over engine, off, one at a time: {result['http_over_engine']}")
     print(f"round split, ms: {json.dumps(result['round_split'])}")
     print(f"resident MB: {json.dumps(result['resident_mb'])}")

@@ -1,6 +1,7 @@
 """The closed loop and its ratios, without a server."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,16 @@ def test_ratios_are_formed_per_repeat_before_the_median():
     assert result["auto_over_off_spread"]["1"] == {"median": 2.0, "min": 1.0, "max": 2.0}
     assert result["http_over_engine"] == pytest.approx(0.75)
     assert result["different_texts"] == 0
+
+
+def test_ratios_by_category_take_the_questions_of_each_alone():
+    def both(first: float, second: float) -> Load:
+        parts = [_load(first).served[0], replace(_load(second).served[0], question=1)]
+        return Load((*parts, Served(2, (1,), ((0.1, 1),))), 1.0)
+
+    loads = {(1, "off"): [both(0.04, 0.06)] * 2, (1, "auto"): [both(0.02, 0.05), both(0.01, 0.06)]}
+    found = report(loads, [], [], ["math", "qa", "empty"])["auto_over_off_by_category"]
+    assert found == {"1": {"math": 3.0, "qa": 1.1}}
 
 
 def test_a_text_that_differs_in_any_pass_is_counted():
