@@ -29,10 +29,10 @@ def load_keys(
         keys += found
     if file is not None:
         try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeError) as error:
             raise ConfigError("http.api_keys_file cannot be read") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found = [key for key in map(str.strip, lines) if key and not key.startswith("#")]
         if not found:
             raise ConfigError("http.api_keys_file holds no key")
         keys += found

@@ -81,7 +81,7 @@ def test_no_keys_no_question() -> None:
 
 def test_keys_come_from_a_variable_and_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\nthree\n\n  four  \n", encoding="utf-8")
+    file.write_text("\ufeffthree\n# ours\n\n  # not a key\n  four  \n", encoding="utf-8")
     environ = {"KEYS": " one, two ,"}
     assert load_keys("KEYS", str(file), environ) == ("one", "two", "three", "four")
     assert load_keys(None, None, environ) == ()
@@ -105,5 +105,10 @@ def test_a_named_source_without_a_key_is_refused(
         file.write_text(content)
     with pytest.raises(ConfigError, match=named):
         load_keys(variable, str(file) if content is not None else None, {"EMPTY": "", "BLANK": ","})
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_keys(None, str(tmp_path / "nowhere"))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"\xff\xfek\x00")
+    for name in ("keys", "nowhere"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_keys(None, str(tmp_path / name))
