@@ -185,6 +185,12 @@ class ChatRequest(_Generation):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        newer = self.max_completion_tokens
+        if newer is not None and newer < 1:
+            raise InvalidRequest(
+                f"max_completion_tokens must be at least 1, not {str(newer)[:24]}",
+                "max_completion_tokens",
+            )
         template_of(self.add_generation_prompt, self.continue_final_message)
         check_messages(self.messages)
 
