@@ -78,10 +78,11 @@ class Tokenizing:
         Raises: InvalidRequest, UnknownModel, PeerUnavailable.
         """
         given = read(_Either, body).model_extra or {}
-        if "messages" in given and "prompt" in given:
+        has_prompt = given.get("prompt") is not None
+        if has_prompt and given.get("messages") is not None:
             raise InvalidRequest("give prompt or messages, not both", "prompt")
         asked: TokenizeChatRequest | TokenizeCompletionRequest
-        if "messages" in given:
+        if "messages" in given and not has_prompt:
             asked = read(TokenizeChatRequest, body)
             ids = await self._chat_ids(asked)
         else:

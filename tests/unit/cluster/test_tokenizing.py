@@ -56,6 +56,12 @@ def test_ids_of_messages_are_those_a_chat_starts_from(tmp_path: Path, fields: di
     asyncio.run(go())
 
 
+def test_null_is_nothing_given(tmp_path: Path) -> None:
+    text, chat = {"prompt": "word"}, {"messages": CHAT}
+    for asked, other in ((text, {"messages": None}), (chat, {"prompt": None})):
+        assert post(tmp_path, "/tokenize", asked | other) == post(tmp_path, "/tokenize", asked)
+
+
 def test_a_text_longer_than_the_context_is_counted_all_the_same(tmp_path: Path) -> None:
     assert post(tmp_path, "/tokenize", {"prompt": "word " * 9000})["count"] > 9000
 
