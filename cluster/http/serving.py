@@ -81,7 +81,8 @@ class Serving:
                 return JSONResponse(replies.reply(head, deltas, call.tally()))
             await while_connected(request, call.start())
             owner.pop_all()
-            return EventStream(events(head, call), call)
+            field = field_of(asked.structured_outputs)
+            return EventStream(events(head, call, field), call)
 
     def _call(self, order: Order, caller_id: str) -> Call:
         asked, requests = order.asked, order.requests
@@ -125,18 +126,22 @@ class Serving:
         return TokenWriter(self._text.bytes_of, shows_special=shows_special)
 
 
-async def events(head: replies.Head, call: Call) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes. An error becomes one event, then the end."""
+async def events(head: replies.Head, call: Call, form_field: str) -> AsyncGenerator[bytes, None]:
+    """The stream's bytes. An error becomes one event, then the end.
+
+    form_field: what an error about a grammar names.
+    """
     seen: set[int] = set()
     num_prompt, num_output = call.tally().num_prompt, 0
     try:
-        async for delta in call.deltas():
-            is_first = delta.index not in seen
-            seen.add(delta.index)
-            num_output += len(delta.ids)
-            if is_first or delta.text or delta.finish or delta.tokens or head.return_ids:
-                so_far = (num_prompt, num_output)
-                yield replies.chunk(head, delta, first=is_first, so_far=so_far)
+        with named(form_field):
+            async for delta in call.deltas():
+                is_first = delta.index not in seen
+                seen.add(delta.index)
+                num_output += len(delta.ids)
+                if is_first or delta.text or delta.finish or delta.tokens or head.return_ids:
+                    so_far = (num_prompt, num_output)
+                    yield replies.chunk(head, delta, first=is_first, so_far=so_far)
         if head.include_usage:
             yield replies.usage_chunk(head, call.tally())
     except OutriderError as error:

@@ -10,7 +10,7 @@ from cluster.http.structured import MAX_OPTIONS, grammar_of
 from protos.errors import InvalidRequest
 from protos.generation import GenerationRequest
 from protos.grammar import GRAMMAR_PARAM, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from tests.unit.cluster.http_fakes import FakeBackend, answering, client_of
+from tests.unit.cluster.http_fakes import FakeBackend, answering, client_of, runs_of
 
 SCHEMA = {"type": "object", "properties": {"z": {}, "a": {"const": "\u00e4"}}}
 NAMED = {"name": "pet", "schema": SCHEMA, "strict": True}
@@ -128,6 +128,25 @@ def test_a_verifier_that_cannot_keep_it_is_told_in_the_users_words(
             error = reply.json()["error"]
             assert error["param"] == next(iter(fields))
             assert "no such type" in error["message"]
+
+    asyncio.run(go())
+
+
+def test_a_form_that_fails_in_the_middle_of_a_stream_names_its_field_too(tmp_path: Path):
+    def failing(request: GenerationRequest):
+        refused = InvalidRequest("the grammar cannot be used: no such type", GRAMMAR_PARAM)
+        return [*runs_of(request, [70, 71])[:1], refused]
+
+    async def go() -> None:
+        async with client_of(FakeBackend(failing), tmp_path) as client:
+            asked = BODY | {"structured_outputs": {"regex": "a"}, "stream": True}
+            reply = await client.post(URLS[1], json=asked)
+            first, error, done = reply.text.split("\n\n")[:-1]
+            assert '"choices"' in first
+            assert (
+                json.loads(error.removeprefix("data: "))["error"]["param"] == "structured_outputs"
+            )
+            assert done == "data: [DONE]"
 
     asyncio.run(go())
 
