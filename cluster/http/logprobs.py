@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cluster.http.token_bytes import BytesOf, TokenBytes
 from protos.generation import TokenLogprobs
+from protos.token_bytes import BytesOf, TokenBytes
 
 LOWEST: Final = -9999.0
 """Said for probability 0: JSON has no infinity."""

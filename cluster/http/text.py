@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cluster.http.token_bytes import BytesOf, bytes_of_entries
 from protos.errors import ConfigError, InvalidRequest
+from protos.token_bytes import BytesOf, bytes_of_entries
 
 REPLACEMENT: Final = "\ufffd"
 _MAX_HELD_TOKENS: Final = 16

@@ -10,9 +10,9 @@ import pytest
 
 from cluster.http.logprobs import LOWEST, TokenWriter, logprobs_json
 from cluster.http.text import load_text
-from cluster.http.token_bytes import bytes_of_entries
 from protos.counter import derived_seed
 from protos.generation import GenerationRequest, TokenLogprobs, TokenRun
+from protos.token_bytes import bytes_of_entries
 from tests.tiny import SPECIALS, byte_tokenizer
 from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, client_of, runs_of
 

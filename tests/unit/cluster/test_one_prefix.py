@@ -15,8 +15,8 @@ from cluster.http.answers import Answer, Delta
 from cluster.http.logprobs import TokenWriter
 from cluster.http.metrics import ServedCounters
 from cluster.http.text import REPLACEMENT, TextStream
-from cluster.http.token_bytes import TokenBytes
 from protos.generation import FinishReason, RunCounts, TokenLogprobs, TokenRun
+from protos.token_bytes import TokenBytes
 from tests.unit.cluster.test_text_ends import CUTS, VALID_IDS, decode, naive_end, runs
 
 STOPS = st.lists(st.text("abé世 ", min_size=1, max_size=4), max_size=3)
