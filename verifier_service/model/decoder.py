@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from protos.errors import CheckpointError
 from protos.features import FINAL_LAYER
@@ -142,6 +143,7 @@ class ModulesDecoder:
         linears = [*self._text.modules(), self._model.get_output_embeddings()]
         return [
             *(_matrix(module) for module in linears if isinstance(module, torch.nn.Linear)),
+            *(_conv_matrix(module) for module in linears if isinstance(module, Conv1D)),
             *(matrix for experts in self._experts for matrix in experts.matrices),
             *router_matrices(self._text),
         ]
@@ -151,7 +153,12 @@ def _matrix(module: torch.nn.Linear) -> Matrix:
     return Matrix(module.out_features, module.in_features, module, limit=_limit_of(module))
 
 
-def _limit_of(module: torch.nn.Linear) -> Callable[[int], None]:
+def _conv_matrix(module: Conv1D) -> Matrix:
+    """GPT-2's linear layer, whose weight lies the other way round."""
+    return Matrix(module.nf, module.nx, module, "transposed product", _limit_of(module))
+
+
+def _limit_of(module: torch.nn.Module) -> Callable[[int], None]:
     """Sets how many rows the module multiplies at once, by its own forward in parts."""
 
     def limit(most_rows: int) -> None:
@@ -161,7 +168,7 @@ def _limit_of(module: torch.nn.Linear) -> Callable[[int], None]:
             parts = x.flatten(0, -2).split(most_rows)  # type: ignore[no-untyped-call]
             return torch.cat([whole(module, p) for p in parts]).view(*x.shape[:-1], -1)
 
-        module.forward = in_parts  # type: ignore[method-assign,assignment]
+        module.forward = in_parts
 
     return limit
 

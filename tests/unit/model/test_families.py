@@ -22,6 +22,7 @@ from protos.errors import CheckpointError, ConfigError
 from tests.tiny import write_tiny
 from tests.unit.model.family_cases import FAMILIES, VOCAB
 from tests.unit.model.stepping import contiguous
+from verifier_service.model.decoder import ModulesDecoder
 from verifier_service.model.families import SERVED
 from verifier_service.model.fuse import FusedDecoder
 from verifier_service.model.load import load_target
@@ -49,6 +50,22 @@ def test_a_family_that_is_fused_gives_what_its_modules_give(name, tmp_path):
         target.allocate(256)
         logits.append(target.forward([span]))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].fused])
+def test_every_matrix_of_a_family_is_measured(name, tmp_path):
+    path = write_tiny(FAMILIES[name].config(), tmp_path, FAMILIES[name].seed)
+    decoder = load_target(path, torch.float32, fuse=False)._decoder
+    assert isinstance(decoder, ModulesDecoder)
+    measured = {(m.num_outputs, m.num_inputs) for m in decoder.matrices()}
+    unmeasured = [
+        parameter.shape
+        for module_name, parameter in decoder._text.named_parameters()
+        if parameter.dim() == 2 and "embed" not in module_name and "wte" not in module_name
+        if "wpe" not in module_name
+        if not measured & {tuple(parameter.shape), tuple(parameter.shape[::-1])}
+    ]
+    assert not unmeasured
 
 
 def test_longrope_gives_transformers_logits_within_its_original_length(tmp_path):
