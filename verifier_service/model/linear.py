@@ -91,14 +91,18 @@ class Linear:
         return parts
 
     def _wide(self, x: torch.Tensor) -> torch.Tensor:
-        if self._plain is None:
+        if self._plain is None or self._is_short(x):
             return self._product(x)
         if self._bias is None:
             return torch.mm(self._plain, x.t()).t()
         return torch.addmm(self._bias[:, None], self._plain, x.t()).t()
 
+    def _is_short(self, x: torch.Tensor) -> bool:
+        """True for so few rows that W x^T was never compared at them: what a last part may be."""
+        return self._most_rows is not None and len(x) <= self._most_rows
+
     def _wide_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._plain is None:
+        if self._plain is None or self._is_short(x):
             return self._sum(x, residual)
         whole = torch.addmm(residual.t(), self._plain, x.t()).t()
         return whole if self._bias is None else whole + self._bias

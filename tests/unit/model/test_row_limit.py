@@ -100,3 +100,24 @@ def test_a_widened_packed_linear_multiplies_its_own_weight() -> None:
     linear.limit(16)
     linear.widen(64)
     torch.testing.assert_close(linear(x), x @ weight.t())
+
+
+def test_a_widened_linear_multiplies_a_short_last_part_as_it_does_alone(monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    linear = Linear(torch.randn(24, 16, generator=generator))
+    linear.limit(8)
+    linear.widen(32)
+    transposed = []
+    for name in ("mm", "addmm"):
+        whole = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda *parts, do=whole: transposed.append(parts[-1].shape[1]) or do(*parts),
+        )
+    for rows, wide in ((36, [32]), (40, [32]), (44, [32, 12])):
+        x = torch.randn(rows, 16, generator=generator)
+        for product in (linear, lambda x: linear.add(x, torch.zeros(len(x), 24))):
+            transposed.clear()
+            product(x)
+            assert transposed == wide
