@@ -42,7 +42,10 @@ class Vocabulary:
 
 
 def read_vocabulary(target_dir: Path, vocab_size: int, eos_ids: Sequence[int]) -> Vocabulary:
-    """The vocabulary of `vocab_size` ids in a target's directory. Raises ConfigError."""
+    """The vocabulary of `vocab_size` ids in a target's directory. Raises ConfigError.
+
+    eos_ids: a tokenizer may name ends that are no ids of the model; they are left out.
+    """
     try:
         stored = json.loads(_stored_tokenizer(target_dir))
         vocab = stored["model"]["vocab"]
@@ -63,7 +66,7 @@ def read_vocabulary(target_dir: Path, vocab_size: int, eos_ids: Sequence[int]) -
         byte_level=any(step.get("type") == "ByteLevel" for step in steps),
     )
     tokens = tuple(bytes_of(token_id).data for token_id in range(vocab_size))
-    return Vocabulary(tokens, special, tuple(eos_ids))
+    return Vocabulary(tokens, special, tuple(token for token in eos_ids if token < vocab_size))
 
 
 def _stored_tokenizer(target_dir: Path) -> str:

@@ -61,6 +61,13 @@ def test_tokens_that_only_the_configuration_adds_count(tmp_path: Path):
     assert 390 in found.special_ids
 
 
+def test_ends_that_are_no_ids_of_the_model_are_left_out(tmp_path: Path):
+    byte_tokenizer(384).save_pretrained(tmp_path)
+    assert read_vocabulary(tmp_path, 384, (EOS_ID, 384, 390)).eos_ids == (EOS_ID,)
+    with pytest.raises(ConfigError, match="no end-of-sequence id"):
+        read_vocabulary(tmp_path, 384, (384,))
+
+
 @pytest.mark.parametrize(
     "stored", [None, "", "{", "[]", '{"model": {}}', '{"model": {"vocab": [1]}}', '{"model": 3}']
 )
