@@ -1,10 +1,12 @@
 """A backend that plays scripted runs, and a front over it without Ray or a model."""
 
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from starlette.types import Message, Scope
 
 from cluster.http.ingress import Front, FrontSettings
 from cluster.http.port import Served
@@ -92,6 +94,21 @@ class FakeBackend:
     async def statistics(self) -> Mapping[str, object]:
         """Something nested."""
         return {"verifier": {"steps_total": 3, "name": "left out"}}
+
+
+def posting(path: str, body: Mapping[str, object]) -> tuple[Scope, Message]:
+    """A POST as the bare application meets it: its scope, and the one message of its body."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+    }
+    return scope, {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
 
 def client_of(

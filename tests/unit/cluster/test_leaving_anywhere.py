@@ -5,7 +5,6 @@ itself, so that every window between two awaits is met once.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -15,7 +14,7 @@ from cluster.http.ingress import Front, FrontSettings
 from cluster.http.text import ModelText, load_text
 from protos.generation import GenerationRequest, TokenRun
 from tests.tiny import byte_tokenizer
-from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, runs_of
+from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, posting, runs_of
 
 MOST_TURNS = 400
 
@@ -50,20 +49,8 @@ class Visit:
     def __init__(self, app: ASGIApp, body: dict[str, object]) -> None:
         self.sent: list[Message] = []
         self._left = asyncio.Event()
-        self._incoming = [
-            {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-        ]
-        path = "/v1/completions"
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [],
-        }
+        scope, message = posting("/v1/completions", body)
+        self._incoming = [message]
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     def leave(self) -> None:

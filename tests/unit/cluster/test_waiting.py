@@ -13,7 +13,7 @@ from cluster.http.limits import Limits
 from cluster.http.text import load_text
 from protos.generation import GenerationRequest, TokenRun
 from tests.tiny import byte_tokenizer
-from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, client_of, runs_of
+from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, client_of, posting, runs_of
 
 
 class EndlessBackend(FakeBackend):
@@ -40,7 +40,8 @@ async def leave(directory: Path, backend: EndlessBackend, body: dict[str, object
     byte_tokenizer(VOCAB).save_pretrained(directory)
     app = Front(backend, load_text(directory), FrontSettings(("tiny",))).app()
     sent: list[Message] = []
-    incoming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    scope, message = posting("/v1/completions", body)
+    incoming = [message]
 
     async def receive() -> Message:
         if incoming:
@@ -51,17 +52,6 @@ async def leave(directory: Path, backend: EndlessBackend, body: dict[str, object
     async def send(message: Message) -> None:
         sent.append(message)
 
-    path = "/v1/completions"
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [],
-    }
     await asyncio.wait_for(app(scope, receive, send), 20)
     return sent
 
