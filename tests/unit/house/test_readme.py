@@ -1,7 +1,10 @@
-"""The README's commands and .ci/run do the same, and paths that the README names exist."""
+"""The README names what there is: commands, paths, request fields, families."""
 
 import re
 from pathlib import Path
+
+from cluster.http.openai import ChatRequest, CompletionRequest, StreamOptions
+from verifier_service.model.families import SERVED
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()
@@ -33,3 +36,20 @@ def test_paths_named_in_the_readme_exist():
     named = re.findall(r"`((?:cluster|configs|tests|protos|\w+_service)/[\w./-]*)`", README)
     assert len(named) > 5
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def first_column(heading: str) -> set[str]:
+    """The words in backquotes of a table's first column."""
+    rows = README.split(heading)[1].split("\n|---")[1].split("\n\n")[0].splitlines()[1:]
+    return {word for row in rows for word in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+
+
+def test_every_request_field_is_in_the_table_and_no_other():
+    shared = {"model", "prompt", "messages", "stream_options"}
+    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields} - shared
+    fields |= {f"stream_options.{name}" for name in StreamOptions.model_fields}
+    assert first_column("## Request fields") == fields
+
+
+def test_the_families_told_are_those_served():
+    assert first_column("## Targets") - {"model_type"} == set(SERVED)
