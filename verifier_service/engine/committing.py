@@ -73,7 +73,7 @@ class Committing:
             if end is None or cut is None:
                 request.computed_len += share.num_rows
                 self._scheduler.publish(request)
-            elif end.is_broken and cut.finish_reason is None:
+            elif end.is_broken and not end.choices:
                 self._break_off(request)
             else:
                 self._join(request, draft, end, cut, was_decoding)
@@ -147,8 +147,9 @@ class Committing:
         base_len, ids = request.known_len, end.choices[: cut.num_committed]
         request.tokens.extend(ids)
         request.computed_len = request.known_len - 1
-        if end.is_broken:
-            # Behind the end of the text, where plain decoding would not have looked.
+        if end.is_broken and cut.finish_reason is not None:
+            # Behind the end of the text, where plain decoding would not have looked. Elsewhere
+            # what was chosen joins, and the next step looks again, as plain decoding does.
             self._scheduler.distrust(request)
         else:
             self._scheduler.publish(request)

@@ -144,6 +144,23 @@ class BreaksBehind(PathTarget):
 
 
 @pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("with_drafts", [False, True])
+def test_a_text_that_breaks_keeps_what_plain_decoding_said_before(place: int, with_drafts: bool):
+    text = longest(request("a", [1, 2], 20))
+    end = text[place]
+    drafting = FakeDrafting({"good": future_source({"a": (1, 2, *text)}, VOCAB)})
+    plans = [SourcePlan("good", Plan(PlanKind.CHAIN, depth=8))] if with_drafts else []
+    engine = Engine(BreaksBehind(end, ()), drafting, StaticPlanner(plans), small_settings())
+    client = Client(engine)
+    client.submit(request("a", [1, 2], 20))
+    assert client.finish()["a"] == text[: text.index(end) + 1]
+    assert client.last("a").finish_reason is FinishReason.ERROR
+    assert client.last("a").error == "the target returned no finite score"
+    engine.check_idle()
+    assert engine.stats().num_cached_pages == 0
+
+
+@pytest.mark.parametrize("place", range(8))
 @pytest.mark.parametrize("by_length", [False, True])
 def test_what_a_draft_finds_behind_the_end_does_not_touch_the_text(place: int, by_length: bool):
     asked = request("a", [1, 2], 20)
