@@ -59,17 +59,18 @@ def measure_batch(
 ) -> dict[str, Figure]:
     """Sampled steps over greedy ones at BATCH requests; prefill as a speed over transformers'.
 
-    prompt: at least LONG_PROMPT ids, as far as the model's context takes them.
+    prompt: ids, repeated to LONG_PROMPT or as far as the model's context goes.
     """
     steps: dict[str, list[float]] = {name: [] for name in _SAMPLINGS}
     ours: list[float] = []
     theirs: list[float] = []
     length = min(LONG_PROMPT, int(model.config.max_position_embeddings) - 1)
+    long_prompt = (list(prompt) * (length // len(prompt) + 1))[:length]
     for repeat in range(repeats + 1):
         prompts = [prompt[index : index + _PROMPT] for index in range(BATCH)]
         taken = {name: step_ms(engine, prompts, params) for name, params in _SAMPLINGS.items()}
-        prefilled = _prefill_ms(engine, prompt[:length])
-        forward = _forward_ms(model, prompt[:length])
+        prefilled = _prefill_ms(engine, long_prompt)
+        forward = _forward_ms(model, long_prompt)
         if repeat:
             for name, one in taken.items():
                 steps[name].append(one)

@@ -29,7 +29,7 @@ from transformers.generation.streamers import BaseStreamer
 from protos.errors import ConfigError
 from protos.generation import GenerationRequest, Speculation, SpeculationMode, TokenRun
 from protos.params import SamplingParams
-from verifier_service.bench_batch import LONG_PROMPT, measure_batch, plain_engine
+from verifier_service.bench_batch import measure_batch, plain_engine
 from verifier_service.bench_figure import Figure
 from verifier_service.device import describe_device
 from verifier_service.engine.loop import Engine
@@ -84,8 +84,7 @@ def measure(settings: BenchSettings) -> dict[str, object]:
         settings.model, dtype=settings.dtype, local_files_only=True, attn_implementation="sdpa"
     )
     model = model.to(settings.device).eval()
-    count = max(*settings.contexts, LONG_PROMPT - 64) + 64
-    ids = _prompt_ids(settings, count, target.facts.vocab_size)
+    ids = _prompt_ids(settings, max(settings.contexts) + 64, target.facts.vocab_size)
     engine = plain_engine(target, _NUM_SLOTS, 8)
     plain = {c: _plain(engine, model, ids[:c], settings) for c in settings.contexts}
     batch = measure_batch(engine, model, ids, settings.repeats)

@@ -8,6 +8,7 @@ from protos.errors import ConfigError
 from verifier_service.bench import main
 
 SCALARS = ("chain16_over_1", "chain32_over_1", "tree16_over_1", "tree32_over_1")
+BATCHED = ("sampled_over_greedy", "unfiltered_over_greedy", "prefill_over_transformers")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,8 @@ def test_json_holds_every_figure_with_its_spread(tiny_dirs, tmp_path, capsys):
         figure = result["steps"]["20"][name]
         assert result[name] == figure["ratio"] > 0
         assert figure["min"] <= figure["ratio"] <= figure["max"]
+    for name in BATCHED:
+        assert result[name] == result["batch"][name]["ratio"] > 0
     assert result["run"]["invariant"] is True
 
 
