@@ -36,6 +36,10 @@ class Vllm:
     def __init__(self, python: Path, target: Path, threads: int, *, eager: bool) -> None:
         reader, writer = os.pipe()
         environment = {k: v for k, v in os.environ.items() if k not in THREAD_WAITING}
+        # vLLM asks for it; it comes with its packages.
+        openmp = python.parent.parent / "lib" / "libiomp5.so"
+        if openmp.is_file():
+            environment["LD_PRELOAD"] = str(openmp)
         self._process = subprocess.Popen(
             [str(python), str(HERE / "vllm_plain_runner.py"), str(writer)],
             stdin=subprocess.PIPE,
