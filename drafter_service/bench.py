@@ -211,7 +211,7 @@ def ratios(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table for people and, with --json, one object for machines."""
-    parser = argparse.ArgumentParser("bench draft", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("outrider bench draft", description=__doc__.split("\n")[0])
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--target", default="")
     parser.add_argument("--context", type=int, default=300)

@@ -31,6 +31,18 @@ DISPATCH = {
 }
 """Commands whose arguments belong to a service: words -> module:function taking the argv."""
 
+_ABOUT = {
+    "data": "compose prompts, have a target write or answer turns",
+    "manifest": "write a KubeRay RayService for a cluster file",
+    "check": "test a target and a drafter's checkpoint as a pair",
+    "explain": "show where a request's time went, out of recorded traces",
+    "evaluate": "tau of drafters, replayed against recorded texts",
+    "conformance": "hold a drafter server to PROTOCOL.md",
+    "convert": "rewrite a checkpoint in another engine's layout",
+    "train": "train a drafter for a target",
+    "plot": "draw training runs",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
@@ -83,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(run=_validate)
     for words in DISPATCH:
         if len(words) == 1:
-            commands.add_parser(words[0], help="see --help there", add_help=False)
+            commands.add_parser(words[0], help=_ABOUT[words[0]], add_help=False)
     for group in dict.fromkeys(words[0] for words in DISPATCH if len(words) > 1):
         names = [words[1] for words in DISPATCH if words[0] == group and len(words) > 1]
         commands.add_parser(group, help=" | ".join(names)).add_argument("what", choices=names)

@@ -133,7 +133,7 @@ def _spread(seconds: list[float]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table for people and, with --json, one object for machines."""
-    parser = argparse.ArgumentParser("bench train", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("outrider bench train", description=__doc__.split("\n")[0])
     parser.add_argument("--kinds", default=",".join(RECIPES), help=f"some of {','.join(RECIPES)}")
     parser.add_argument("--rows", type=int, default=768, help="answer rows of an update")
     parser.add_argument("--repeats", type=int, default=7)
