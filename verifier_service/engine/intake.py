@@ -60,7 +60,12 @@ class Intake:
         return self._grammars is not None
 
     def prepare(self, request: GenerationRequest) -> None:
-        """Do beforehand what may take long: compile the request's grammar. Raises as `check`."""
+        """Do beforehand what may take long: compile the request's grammar.
+
+        Raises what `check` raises; PeerUnavailable after `refuse` or `close`.
+        """
+        if self._closed_because is not None:
+            raise PeerUnavailable(self._closed_because)
         self.check(request)
         if request.options.grammar is not None and self._grammars is not None:
             self._grammars.compile(request.options.grammar)

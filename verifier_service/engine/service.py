@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from protos.errors import OutriderError
+from protos.errors import OutriderError, PeerUnavailable
 from protos.generation import GenerationRequest, TokenRun
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.stats import EngineStats
@@ -84,7 +84,8 @@ class EngineService:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        # Not cancelled: whoever still waits for the compiler is refused, and goes elsewhere.
+        self._compiling.shutdown(wait=False)
 
     def stats(self) -> EngineStats:
         """Counts and sums so far."""
@@ -132,7 +133,7 @@ class EngineService:
         if request.options.grammar is not None:
             # Neither this loop nor the engine waits for a compiler; one works at a time.
             began_s = loop.time()
-            await loop.run_in_executor(self._compiling, self._engine.intake.prepare, request)
+            await self._prepared(request)
             request = request.after(loop.time() - began_s)
         key = self._engine.submit(request, emit)
         if beat_s is not None:
@@ -148,6 +149,14 @@ class EngineService:
                 beat.cancel()
             if not is_finished:
                 self._engine.cancel(key)
+
+    async def _prepared(self, request: GenerationRequest) -> None:
+        """Return when the request's grammar is at hand, or as `Intake.prepare` raises."""
+        try:
+            preparing = self._compiling.submit(self._engine.intake.prepare, request)
+        except RuntimeError as error:  # the service was stopped
+            raise PeerUnavailable(self.refusal or "the verifier is shutting down") from error
+        await asyncio.wrap_future(preparing)
 
     def _run(self) -> None:
         try:

@@ -4,15 +4,19 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 
 import pytest
 
 from protos.errors import InvalidRequest, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.grammar import Grammar, GrammarKind
+from protos.options import LogitOptions
 from tests.fakes import Client, FakeDrafting, HashTarget, request, small_settings
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.service import EngineService
 from verifier_service.engine.static_planner import StaticPlanner
+from verifier_service.grammar.compiling import Grammars
 
 VOCAB = 97
 LIMIT_S = 60.0
@@ -154,6 +158,49 @@ def test_stopping_ends_running_streams_and_refuses_new_ones():
     runs = asyncio.run(scenario())
     assert runs[-1].finish_reason is FinishReason.ERROR
     assert not [t for t in threading.enumerate() if t.name == "engine"]
+    sys.setswitchinterval(interval)
+
+
+class HeldGrammars(Grammars):
+    """Compiling takes until `go`; what is compiled allows anything."""
+
+    def __init__(self) -> None:
+        self.is_compiling, self.go = threading.Event(), threading.Event()
+
+    def compile(self, grammar: Grammar) -> None:
+        self.is_compiling.set()
+        assert self.go.wait(LIMIT_S)
+
+    def open(self, grammar, tokens, num_prompt):
+        return None
+
+
+def test_stopping_sends_who_waits_for_a_compiler_elsewhere():
+    interval = sys.getswitchinterval()
+    grammars = HeldGrammars()
+    engine = Engine(
+        HashTarget(VOCAB, eos_token_ids=(0,)),
+        FakeDrafting(),
+        StaticPlanner(),
+        small_settings(),
+        grammars=grammars,
+    )
+    service = EngineService(engine)
+    service.start()
+    asked = replace(
+        request("a", [1]), options=LogitOptions(grammar=Grammar(GrammarKind.REGEX, "a"))
+    )
+
+    async def scenario() -> list[object]:
+        waiting = [asyncio.create_task(collect(service, asked)) for _ in range(3)]
+        await until(grammars.is_compiling.is_set)
+        await asyncio.to_thread(service.stop)
+        grammars.go.set()
+        waiting.append(asyncio.create_task(collect(service, asked)))
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    found = asyncio.run(scenario())
+    assert [type(one) for one in found] == [PeerUnavailable] * 4
     sys.setswitchinterval(interval)
 
 
