@@ -8,6 +8,7 @@ dies ends every stream with an error instead of leaving it hanging.
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -151,12 +152,19 @@ class EngineService:
                 self._engine.cancel(key)
 
     async def _prepared(self, request: GenerationRequest) -> None:
-        """Return when the request's grammar is at hand, or as `Intake.prepare` raises."""
+        """Return when the request's grammar is at hand.
+
+        Raises what `Intake.prepare` raises; DeadlineExceeded when its turn comes too late.
+        """
         try:
             preparing = self._compiling.submit(self._engine.intake.prepare, request)
         except RuntimeError as error:  # the service was stopped
             raise PeerUnavailable(self.refusal or "the verifier is shutting down") from error
-        await asyncio.wrap_future(preparing)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(preparing), request.timeout_s)
+        except TimeoutError:
+            request.after(math.inf)
+            raise
 
     def _run(self) -> None:
         try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from protos.errors import InvalidRequest, PeerUnavailable
+from protos.errors import DeadlineExceeded, InvalidRequest, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from protos.grammar import Grammar, GrammarKind
 from protos.options import LogitOptions
@@ -175,28 +175,48 @@ class HeldGrammars(Grammars):
         return None
 
 
+WITH_GRAMMAR = replace(
+    request("a", [1]), options=LogitOptions(grammar=Grammar(GrammarKind.REGEX, "a"))
+)
+
+
+def started_with(grammars: Grammars) -> EngineService:
+    target = HashTarget(VOCAB, eos_token_ids=(0,))
+    drafting, planner = FakeDrafting(), StaticPlanner()
+    service = EngineService(Engine(target, drafting, planner, small_settings(), grammars=grammars))
+    service.start()
+    return service
+
+
+def test_time_passes_while_others_compile():
+    interval = sys.getswitchinterval()
+    grammars = HeldGrammars()
+    service = started_with(grammars)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(collect(service, WITH_GRAMMAR))
+        await until(grammars.is_compiling.is_set)
+        with pytest.raises(DeadlineExceeded, match=r"within the 0\.01 s"):
+            await collect(service, replace(WITH_GRAMMAR, timeout_s=0.01))
+        grammars.go.set()
+        assert (await first)[-1].finish_reason is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+    service.stop()
+    sys.setswitchinterval(interval)
+
+
 def test_stopping_sends_who_waits_for_a_compiler_elsewhere():
     interval = sys.getswitchinterval()
     grammars = HeldGrammars()
-    engine = Engine(
-        HashTarget(VOCAB, eos_token_ids=(0,)),
-        FakeDrafting(),
-        StaticPlanner(),
-        small_settings(),
-        grammars=grammars,
-    )
-    service = EngineService(engine)
-    service.start()
-    asked = replace(
-        request("a", [1]), options=LogitOptions(grammar=Grammar(GrammarKind.REGEX, "a"))
-    )
+    service = started_with(grammars)
 
     async def scenario() -> list[object]:
-        waiting = [asyncio.create_task(collect(service, asked)) for _ in range(3)]
+        waiting = [asyncio.create_task(collect(service, WITH_GRAMMAR)) for _ in range(3)]
         await until(grammars.is_compiling.is_set)
         await asyncio.to_thread(service.stop)
         grammars.go.set()
-        waiting.append(asyncio.create_task(collect(service, asked)))
+        waiting.append(asyncio.create_task(collect(service, WITH_GRAMMAR)))
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     found = asyncio.run(scenario())
