@@ -4,23 +4,19 @@ Knows no HTTP and starts nothing. Invariant: what comes out can be generated as 
 cannot was refused by name before any work was queued.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from cluster.http import convert, openai, replies
+from cluster.http.beside import beside
 from cluster.http.limits import Limits
 from cluster.http.port import Backend
 from cluster.http.text import ModelText
 from protos.counter import derived_seed
 from protos.errors import ContextTooLong, InvalidRequest, UnknownModel
 from protos.generation import GenerationRequest
-
-_THREAD_ABOVE_CHARS: Final = 20_000
-"""Longer prompts are tokenised beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,7 @@ class Intake:
         most = self._backend.served().max_context * self._text.longest_token
         if num_chars > most:
             raise ContextTooLong(f"{param} is far longer than the context", param)
-        if num_chars > _THREAD_ABOVE_CHARS:
-            return await asyncio.to_thread(encode)
-        return encode()
+        return await beside(encode, num_chars)
 
     def _order(
         self,

@@ -4,24 +4,19 @@ Knows no HTTP. Invariant: the ids are those that a completion or a chat of the s
 start from.
 """
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from cluster.http import fields
+from cluster.http.beside import beside
 from cluster.http.bodies import read
 from cluster.http.convert import check_ids
 from cluster.http.messages import Messages, check_messages, conversation_of, template_of
 from cluster.http.text import ModelText
 from protos.errors import InvalidRequest
 
-_THREAD_ABOVE: Final = 20_000
-"""Characters or ids; more are handled beside the event loop."""
-
-_T = TypeVar("_T")
 Json = dict[str, object]
 
 
@@ -89,8 +84,10 @@ class Tokenizing:
             asked = read(TokenizeCompletionRequest, body)
             self._check_model(asked.model)
             encode = partial(self._text.encode, asked.prompt, asked.add_special_tokens)
-            ids = await _beside(encode, len(asked.prompt))
-        texts = [self._text.entry(i) for i in ids] if asked.return_token_strs else None
+            ids = await beside(encode, len(asked.prompt))
+        texts = None
+        if asked.return_token_strs:
+            texts = await beside(partial(self._entries, ids), len(ids))
         return {
             "count": len(ids),
             "max_model_len": self._max_context(),
@@ -106,7 +103,10 @@ class Tokenizing:
         check_messages(asked.messages)
         messages = conversation_of(asked.messages)
         num_chars = sum(len(message["content"]) for message in messages)
-        return await _beside(partial(self._text.encode_chat, messages, use), num_chars)
+        return await beside(partial(self._text.encode_chat, messages, use), num_chars)
+
+    def _entries(self, ids: tuple[int, ...]) -> list[str]:
+        return [self._text.entry(token_id) for token_id in ids]
 
     async def detokenize(self, body: bytes) -> Json:
         """The text of ids, special tokens included.
@@ -115,10 +115,8 @@ class Tokenizing:
         """
         asked = read(DetokenizeRequest, body)
         self._check_model(asked.model)
-        check_ids(tuple(asked.tokens), self._text.vocab_size, "tokens")
-        decode = partial(self._text.decode_all, asked.tokens)
-        return {"prompt": await _beside(decode, len(asked.tokens))}
+        return {"prompt": await beside(partial(self._decode, asked.tokens), len(asked.tokens))}
 
-
-async def _beside(work: Callable[[], _T], size: int) -> _T:
-    return await asyncio.to_thread(work) if size > _THREAD_ABOVE else work()
+    def _decode(self, ids: list[int]) -> str:
+        check_ids(tuple(ids), self._text.vocab_size, "tokens")
+        return self._text.decode_all(ids)

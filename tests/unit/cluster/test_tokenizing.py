@@ -1,11 +1,19 @@
 """/tokenize and /detokenize: the ids of a call, in vLLM's shapes, behind the same keys."""
 
 import asyncio
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cluster.http.beside import MUCH
 from cluster.http.ingress import FrontSettings
+from cluster.http.text import load_text
+from cluster.http.tokenizing import Tokenizing
 from tests.tiny import byte_tokenizer
 from tests.unit.cluster.http_fakes import VOCAB, FakeBackend, answering, client_of
 
@@ -64,6 +72,41 @@ def test_null_is_nothing_given(tmp_path: Path) -> None:
 
 def test_a_text_longer_than_the_context_is_counted_all_the_same(tmp_path: Path) -> None:
     assert post(tmp_path, "/tokenize", {"prompt": "word " * 9000})["count"] > 9000
+
+
+def test_what_is_long_does_not_hold_the_event_loop_up(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    text, met = load_text(tmp_path), list[tuple[str, str]]()
+
+    def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: object) -> object:
+            met.append((name, threading.current_thread().name))
+            return work(*args)
+
+        return noted
+
+    watched = replace(
+        text,
+        encode=noting("encode", text.encode),
+        encode_chat=noting("chat", text.encode_chat),
+        decode_all=noting("decode", text.decode_all),
+        entry=noting("entry", text.entry),
+    )
+    both = Tokenizing(watched, lambda name: None, lambda: 64)
+    here = threading.current_thread().name
+
+    async def told(long: str) -> set[str]:
+        """What met this thread, the loop's own."""
+        met.clear()
+        body = json.dumps({"prompt": long, "return_token_strs": True}).encode()
+        tokens = (await both.tokenize(body))["tokens"]
+        await both.tokenize(json.dumps({"messages": [CHAT[0] | {"content": long}]}).encode())
+        await both.detokenize(json.dumps({"tokens": tokens}).encode())
+        assert {name for name, _ in met} == {"encode", "chat", "decode", "entry"}
+        return {name for name, thread in met if thread == here}
+
+    assert asyncio.run(told("short")) == {"encode", "chat", "decode", "entry"}
+    assert asyncio.run(told("x" * 4 * MUCH)) == set()
 
 
 @pytest.mark.parametrize(
