@@ -139,12 +139,14 @@ def render(samples: Iterable[Sample]) -> str:
             typed.add(base)
             lines.append(f"# TYPE {base} {kind}")
         labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sample.labels)
-        lines.append(f"{sample.name}{{{labels}}} {sample.value:g}" if labels else _bare(sample))
+        name = f"{sample.name}{{{labels}}}" if labels else sample.name
+        lines.append(f"{name} {_number(sample.value)}")
     return "\n".join(lines) + "\n"
 
 
-def _bare(sample: Sample) -> str:
-    return f"{sample.name} {sample.value:g}"
+def _number(value: float) -> str:
+    """Every digit: a counter of millions must still show that it grew by one."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _family(name: str) -> tuple[str, str]:

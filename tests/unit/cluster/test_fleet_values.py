@@ -113,6 +113,13 @@ def test_token_is_fresh_configured_or_refused(monkeypatch: pytest.MonkeyPatch) -
         wire_token(named)
 
 
+@pytest.mark.parametrize("value", [0, 7, 2.0, 1_234_567, 9_876_543_210, 1_234_567.25, 1e-7])
+def test_metrics_show_every_digit(value: float) -> None:
+    """A counter of millions that hides its last digits stands still, then jumps."""
+    (line,) = [line for line in render(flatten("a", {"b": value})).splitlines() if line[0] != "#"]
+    assert float(line.removeprefix("a_b ")) == value
+
+
 def test_the_planners_sums_and_choices_are_metrics() -> None:
     counts = PlannerCounts(num_steps=9, num_probes=2, predicted_s=0.5)
     counts.chosen.update({"ngram chain 8": 7})
