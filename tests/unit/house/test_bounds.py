@@ -9,7 +9,13 @@ from protos.generation import MAX_LOGPROBS
 from protos.grammar import MAX_GRAMMAR_BYTES
 from protos.options import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES
 from protos.params import MAX_STOP_TOKEN_IDS
-from verifier_service.grammar.bounds import MAX_LARK_LEN, MAX_REFERENCES, MAX_REGEX_LEN
+from verifier_service.grammar.bounds import (
+    MAX_DIVISOR,
+    MAX_LARK_LEN,
+    MAX_PATTERNS,
+    MAX_REFERENCES,
+    MAX_REGEX_LEN,
+)
 
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 LIMITS = HttpSection().limits()
@@ -25,6 +31,7 @@ BOUNDS = {
     "messages of a chat": (fields.MAX_MESSAGES, fields.MAX_PARTS),
     "bytes of a schema or grammar": (MAX_GRAMMAR_BYTES, structured.MAX_OPTIONS),
     "characters of regex": (MAX_REGEX_LEN, MAX_LARK_LEN, MAX_REFERENCES),
+    "patternProperties of a schema; its multipleOf": (MAX_PATTERNS, MAX_DIVISOR),
     "seconds of timeout_s": (fields.MAX_TIMEOUT_S,),
 }
 
