@@ -98,8 +98,10 @@ def _check_patterns(value: object) -> None:
 
 
 def _digits(value: int | Decimal) -> int:
-    """A divisor without its decimal point: 0.25 counts as 25."""
+    """A divisor without its decimal point: 0.25 counts as 25, 25e2 as 2500."""
     if isinstance(value, int):
         return value
-    sign_digits = value.as_tuple()
-    return int("".join(map(str, sign_digits.digits)) or "0")
+    _, digits, exponent = value.as_tuple()
+    zeros = exponent if isinstance(exponent, int) else 0
+    # A few digits and zeros are beyond every bound; thousands would take long, or raise.
+    return int("".join(map(str, digits[:20])) + "0" * min(max(zeros, 0), 20))

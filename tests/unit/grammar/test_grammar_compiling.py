@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from protos.errors import ConfigError, InvalidRequest
-from protos.grammar import Grammar
+from protos.grammar import Grammar, GrammarKind
 from tests.tiny import EOS_ID
 from tests.unit.grammar.grammar_cases import (
     PERSON,
@@ -25,13 +25,18 @@ from tests.unit.grammar.grammar_cases import (
 from verifier_service.grammar import compiling
 from verifier_service.grammar.compiling import Grammars
 
+
+def as_schema(text: str) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
 REFUSED = {
     "no such type": (schema({"type": "objekt"}), "objekt"),
     "a keyword that cannot be kept": (schema({"type": "object", "not": {}}), "not"),
     "a reference elsewhere": (schema({"$ref": "http://example.com/x"}), "example.com"),
     "no schema": (schema([1]), "object"),
-    "no JSON": (regex("x").__class__(schema({}).kind, "{"), "JSON"),
-    "too deep": (regex("x").__class__(schema({}).kind, "[" * 100_000), "JSON"),
+    "no JSON": (as_schema("{"), "JSON"),
+    "too deep": (as_schema("[" * 100_000), "JSON"),
     "a pattern that is none": (schema({"type": "string", "pattern": "("}), "regex"),
     "a regex that is none": (regex("("), "regex"),
     "an unknown name": (lark('start: "a" | b'), "unknown name"),
@@ -52,6 +57,8 @@ REFUSED = {
         "8192",
     ),
     "a divisor that needs a state each": (schema({"multipleOf": 1_234_567}), "20000"),
+    "a divisor written with an exponent": (as_schema('{"multipleOf": 19997e3}'), "20000"),
+    "a divisor of many digits": (as_schema('{"multipleOf": 0.%s}' % ("1" * 5000)), "20000"),
     "divisors that meet": (
         schema({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}),
         "20000",
