@@ -140,7 +140,7 @@ class Decoder:
         """The record of a map; None for a step, and for what cannot be understood."""
         try:
             return self._record(frame)
-        except (KeyError, IndexError, TypeError, ValueError, MalformedTree):
+        except (KeyError, IndexError, OverflowError, TypeError, ValueError, MalformedTree):
             return None
 
     def _record(self, frame: Mapping[str, Any]) -> Record | Lost | None:

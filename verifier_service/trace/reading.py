@@ -82,10 +82,14 @@ class TraceFolder:
                     f"{file.path.name}: {file.torn_bytes} bytes at its end are no whole record "
                     "(its verifier was killed, or is writing just now)"
                 )
-            for record in _records(file.path):
-                if not isinstance(record, Lost) and record.request_id == request_id:
+            try:
+                for record in _records(file.path):
+                    if isinstance(record, Lost) or record.request_id != request_id:
+                        continue
                     stay = stays.setdefault((file.header.writer, record.key), _Stay(file.header))
                     _add(stay, record)
+            except OSError as error:  # removed meanwhile to make room, for one
+                self._note(f"{file.path.name}: {error.strerror or error}")
         found = [_story(request_id, stay) for stay in stays.values()]
         return sorted(found, key=lambda story: story.header.time_of(story.began_s))
 

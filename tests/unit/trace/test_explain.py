@@ -10,6 +10,7 @@ from cluster.tools.cli import main
 from protos.errors import ConfigError, InvalidRequest
 from tests.tiny import byte_tokenizer
 from verifier_service.frames import pack_frame
+from verifier_service.trace.codec import Decoder
 from verifier_service.trace.reading import TraceFolder
 from verifier_service.trace.records import Closed, Lost, Opened, Round
 from verifier_service.trace.story import Story, pace, spent
@@ -195,6 +196,19 @@ def test_files_that_are_no_traces_are_told_and_cost_nothing(tmp_path, capsys):
     assert "trace-2.msgpack: no trace" in err
     assert "trace-3.msgpack: a trace of version 2, not 1" in err
     assert "trace-4.msgpack: no whole header" in err
+
+
+def test_a_file_that_is_removed_meanwhile_is_told(tmp_path):
+    path = write_file(tmp_path, made_records())
+    folder = TraceFolder(tmp_path)
+    path.unlink()
+    assert folder.stories("cmpl-feed-0") == []
+    assert folder.notes == [f"{path.name}: No such file or directory"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "x", None, []])
+def test_a_map_of_wrong_values_is_no_record(value):
+    assert Decoder().record({"kind": "lost", "num_steps": value}) is None
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):
