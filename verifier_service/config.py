@@ -125,7 +125,11 @@ class TraceSection(_Section):
     @classmethod
     def _absolute(cls, folder: str) -> str:
         # Replicas of a cluster run in directories that nobody chose.
-        if not Path(folder).expanduser().is_absolute():
+        try:
+            is_absolute = Path(folder).expanduser().is_absolute()
+        except RuntimeError as error:  # ~name, and nobody is called so
+            raise ValueError("begins with a home directory that nobody has") from error
+        if not is_absolute:
             raise ValueError("must be an absolute path")
         return folder
 

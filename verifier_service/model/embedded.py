@@ -27,7 +27,10 @@ def ensure_target(target: str) -> Path:
     """
     if target == EMBEDDED:
         return ensure_embedded_target()
-    path = Path(target).expanduser()
+    try:
+        path = Path(target).expanduser()
+    except RuntimeError as error:  # ~name, and nobody is called so
+        raise ConfigError(f"target: {target!r} begins with a home that nobody has") from error
     if is_gguf(target):
         return ensure_gguf_target(path)
     if not (path / "config.json").is_file():

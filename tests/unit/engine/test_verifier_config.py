@@ -36,6 +36,8 @@ from verifier_service.pairing import row_form, tap_for
         ({"engine": {"max_running": 9, "max_tokens_per_step": 8}}, "max_running"),
         ({"engine": {"max_draft_wait_s": 0}}, "max_draft_wait_s"),
         ({"engine": {"max_draft_wait_s": "abc"}}, "max_draft_wait_s"),
+        ({"traces": {"dir": "traces"}}, r"traces\.dir: .*absolute"),
+        ({"traces": {"dir": "~no-such-user/x"}}, r"traces\.dir: .*home"),
         ({"drafters": [{"name": "A_b", "address": "x:1"}]}, "drafters.0.name"),
         ({"drafters": [{"name": "a", "address": "x:1"}] * 2}, "a stands twice"),
         ({"drafters": [{"name": "a", "address": "x:1", "kind": "q"}]}, "drafters.0.kind"),
@@ -113,6 +115,8 @@ def test_engine_sizes_that_cannot_work_are_refused(values: dict[str, int]):
 def test_a_target_that_is_no_directory_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"config\.json"):
         ensure_target(str(tmp_path))
+    with pytest.raises(ConfigError, match="home that nobody has"):
+        ensure_target("~no-such-user/target")
 
 
 def drafter(**changes: object) -> Capabilities:
