@@ -16,14 +16,25 @@ def pack_frame(frame: Mapping[str, object]) -> bytes:
     return packed
 
 
-def read_frames(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole maps and the offset at which each ends; stops before what is torn or no map."""
+def read_frames(
+    stream: BinaryIO, *, only_torn: bool = False
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole maps and the offset at which each ends; stops before what is torn or no map.
+
+    only_torn: raise ValueError where what follows a map is damaged, not cut short.
+    """
     unpacker = msgpack.Unpacker(stream, raw=False)
+    end = 0
     while True:
         try:
             frame = unpacker.unpack()
-        except (msgpack.OutOfData, msgpack.UnpackException, ValueError):
+        except msgpack.OutOfData:
+            return
+        except (msgpack.UnpackException, ValueError) as error:
+            if only_torn and end:
+                raise ValueError(f"damaged behind byte {end}") from error
             return
         if not isinstance(frame, dict):
             return
-        yield frame, unpacker.tell()
+        end = unpacker.tell()
+        yield frame, end

@@ -10,7 +10,7 @@ is cut off before anything is appended; a finished file's header says how many r
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -53,8 +53,8 @@ class AnswersFile:
     def __init__(self, path: Path, header: Header) -> None:
         """Opens or creates `path`.
 
-        Raises ConfigError when the file was written with another header: resuming would mix two
-        runs. The part of a record that a crash left behind is cut off.
+        Raises ConfigError when the file was written with another header (resuming would mix two
+        runs) or is damaged. The part of a record that a crash left behind is cut off.
         """
         self._path = path
         self._header = header
@@ -84,8 +84,7 @@ class AnswersFile:
 
     def seal(self) -> None:
         """Put the totals into the header, in one rename: the file is complete."""
-        with self._path.open("rb") as stream:
-            frames = [frame for frame, _ in read_frames(stream)][1:]
+        frames = [frame for frame, _ in _frames_of(self._path)][1:]
         totals = {
             "records": len(frames),
             "answer_tokens": sum(len(f["r"]) for f in frames) // np.dtype(self._id_type).itemsize,
@@ -95,8 +94,7 @@ class AnswersFile:
         )
 
     def _recover(self) -> None:
-        with self._path.open("rb") as stream:
-            frames = list(read_frames(stream))
+        frames = _frames_of(self._path)
         if not frames or frames[0][0].get("format") != FORMAT:
             raise ConfigError(f"{self._path.name} exists and is no answers file")
         found = {k: v for k, v in frames[0][0].items() if k not in _TOTALS}
@@ -136,9 +134,8 @@ class AnswersFile:
 
 
 def read_answers(path: Path) -> tuple[Header, list[Answer]]:
-    """Header and records of a file. Raises ConfigError when it is no answers file."""
-    with path.open("rb") as stream:
-        frames = [frame for frame, _ in read_frames(stream)]
+    """Header and records of a file. Raises ConfigError when it is no answers file, or damaged."""
+    frames = [frame for frame, _ in _frames_of(path)]
     if not frames or frames[0].get("format") != FORMAT:
         raise ConfigError(f"{path.name} is no answers file")
     id_type = _ID_TYPES[str(frames[0]["ids"])]
@@ -156,3 +153,12 @@ def read_header(path: Path) -> Header:
     if header.get("format") != FORMAT:
         raise ConfigError(f"{path.name} exists and is no answers file")
     return header
+
+
+def _frames_of(path: Path) -> list[tuple[dict[str, Any], int]]:
+    """Whole maps and where each ends. Damage inside is refused: a cut would lose records."""
+    with path.open("rb") as stream:
+        try:
+            return list(read_frames(stream, only_torn=True))
+        except ValueError as error:
+            raise ConfigError(f"{path.name}: {error}; it was left as it is") from error

@@ -66,6 +66,21 @@ def test_every_torn_end_is_cut_back_to_whole_records(tmp_path):
         assert path.read_bytes() == data
 
 
+def test_damage_inside_a_file_is_refused_and_loses_nothing(tmp_path):
+    path = tmp_path / "a.msgpack"
+    store = AnswersFile(path, _header())
+    store.append([A])
+    end = path.stat().st_size
+    store.append([B, C])
+    data = bytearray(path.read_bytes())
+    data[end] = 0xC1  # what msgpack never writes
+    path.write_bytes(data)
+    for open_it in (lambda: AnswersFile(path, _header()), lambda: read_answers(path), store.seal):
+        with pytest.raises(ConfigError, match=f"damaged behind byte {end}"):
+            open_it()
+        assert path.read_bytes() == data
+
+
 def test_a_file_appears_with_its_whole_header_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.msgpack"
 
