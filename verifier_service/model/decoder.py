@@ -150,7 +150,8 @@ class ModulesDecoder:
 
 
 def _matrix(module: torch.nn.Linear) -> Matrix:
-    return Matrix(module.out_features, module.in_features, module, limit=_limit_of(module))
+    kind = "product" if module.bias is None else "product with bias"
+    return Matrix(module.out_features, module.in_features, module, kind, _limit_of(module))
 
 
 def _conv_matrix(module: Conv1D) -> Matrix:

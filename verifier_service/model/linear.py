@@ -53,9 +53,10 @@ class Linear:
             residual = x.mean(dim=-1, keepdim=True).expand(-1, self.shape[0]).contiguous()
             return self.add(x, residual)
 
+        biased = "" if self._bias is None else " with bias"
         return [
-            Matrix(*self.shape, self, limit=self.limit, widen=self.widen),
-            Matrix(*self.shape, added, "product and residual", self.limit, self.widen),
+            Matrix(*self.shape, self, f"product{biased}", self.limit, self.widen),
+            Matrix(*self.shape, added, f"product{biased} and residual", self.limit, self.widen),
         ]
 
     def limit(self, most_rows: int) -> None:

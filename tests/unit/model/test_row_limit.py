@@ -59,6 +59,12 @@ def test_a_product_that_cannot_be_limited_is_reported() -> None:
     assert "a row among" in note
 
 
+def test_products_of_one_shape_with_and_without_bias_are_measured_apart() -> None:
+    weight = torch.ones(8, 8)
+    kinds = [one.key for bias in (None, weight[0]) for one in Linear(weight, bias).matrices]
+    assert len(set(kinds)) == 4
+
+
 def test_parts_too_small_to_pay_are_reported() -> None:
     moody = Moody(8, 40)
     _, note = find_multiple([Matrix(8, 8, moody, limit=moody.limit)], torch.float32)
