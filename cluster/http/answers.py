@@ -5,7 +5,7 @@ Pure: knows neither HTTP nor Ray. The engine counts what it computed; this count
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 
 from cluster.http.logprobs import ShownToken, TokenWriter
@@ -79,6 +79,7 @@ class Answer:
 
     writer: shows log probabilities. echo: shown with the first delta. num_prompt: counted as this
     answer's own. shows_stop_token: a stop token that ends the answer is part of its text.
+    named_ids: the caller's own stop ids; no other id is told as the reason of an end.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Answer:
         writer: TokenWriter | None = None,
         echo: Echo | None = None,
         shows_stop_token: bool = False,
+        named_ids: Container[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.index = index
@@ -98,6 +100,7 @@ class Answer:
         self._writer = writer
         self._echo = echo
         self._shows_stop_token = shows_stop_token
+        self._named_ids = named_ids
         self._clock = clock
         self._start = clock()
 
@@ -131,7 +134,8 @@ class Answer:
             return self._end(delta, "stop", stop)
         if run.finish_reason is None:
             return delta
-        return self._end(delta, run.finish_reason.value, run.stop_token_id)
+        named = stop_id if stop_id in self._named_ids else None
+        return self._end(delta, run.finish_reason.value, named)
 
     def _opened(self, delta: Delta) -> Delta:
         """The first delta begins with the echoed prompt."""

@@ -130,14 +130,14 @@ class _Choice(_Reply):
 
 
 class ChatChoice(_Choice):
-    """One answer. stop_reason: the stop string or token id that ended it."""
+    """One answer. stop_reason: the caller's stop string or token id that ended it."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
 class CompletionChoice(_Choice):
-    """One answer. stop_reason: the stop string or token id that ended it."""
+    """One answer. stop_reason: the caller's stop string or token id that ended it."""
 
     text: str
     logprobs: CompletionLogprobs | None

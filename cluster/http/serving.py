@@ -118,6 +118,7 @@ class Serving:
                 self._writer(asked.shows_special) if asked.num_logprobs is not None else None,
                 Echo(decode(request.prompt_ids), request.prompt_ids) if asked.echo else None,
                 shows_stop_token=bool(asked.include_stop_str_in_output),
+                named_ids=asked.stop_token_ids or (),
             )
             for index, request in enumerate(order.requests)
         ]

@@ -137,7 +137,7 @@ def test_stop_string_cuts_and_cancels_the_rest(tmp_path: Path, run_len: int) -> 
     assert backend.num_played == -(-reply["usage"]["completion_tokens"] // run_len)
 
 
-def test_stop_token_is_named_and_not_shown(tmp_path: Path) -> None:
+def test_a_stop_token_is_not_shown_and_named_where_the_caller_asked_for_it(tmp_path: Path) -> None:
     stop_id = ids_of("b")[0]
 
     def script(request):
@@ -145,14 +145,13 @@ def test_stop_token_is_named_and_not_shown(tmp_path: Path) -> None:
             TokenRun(request.request_id, (ids_of("a")[0], stop_id), 1, FinishReason.STOP, stop_id)
         ]
 
-    reply = call(FakeBackend(script), tmp_path, "/v1/completions", {"prompt": "x"}).json()
-    choice = reply["choices"][0]
-    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
-        "a",
-        "stop",
-        stop_id,
-    )
-    assert reply["usage"]["completion_tokens"] == 2
+    for asked, reason in (([stop_id], stop_id), ([], None)):
+        body = {"prompt": "x", "stop_token_ids": asked}
+        reply = call(FakeBackend(script), tmp_path, "/v1/completions", body).json()
+        choice = reply["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("a", "stop")
+        assert choice["stop_reason"] == reason
+        assert reply["usage"]["completion_tokens"] == 2
 
 
 def test_half_a_character_is_flushed_once_at_the_end(tmp_path: Path) -> None:

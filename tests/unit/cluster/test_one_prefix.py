@@ -32,7 +32,7 @@ def bytes_of(token_id: int) -> TokenBytes:
 
 @dataclass(frozen=True)
 class Ending:
-    """What an answer must come to. reason: the stop string, or the id that ended it."""
+    """What an answer must come to. reason: the stop string, or the caller's id that ended it."""
 
     text: str
     num_tokens: int
@@ -40,7 +40,9 @@ class Ending:
     reason: str | int | None
 
 
-def ending(ids: Sequence[int], stops: Sequence[str], include: bool, stop_id: int | None) -> Ending:
+def ending(
+    ids: Sequence[int], stops: Sequence[str], include: bool, stop_id: int | None, is_named: bool
+) -> Ending:
     """The plain loop: one more token at a time, the whole text looked at each time."""
     shown = ids[:-1] if stop_id is not None and not include else ids
     for number in range(1, len(shown) + 1):
@@ -48,7 +50,7 @@ def ending(ids: Sequence[int], stops: Sequence[str], include: bool, stop_id: int
         if stop is not None:
             return Ending(text, number, "stop", stop)
     finish = "length" if stop_id is None else "stop"
-    return Ending(decode(shown), len(ids), finish, stop_id)
+    return Ending(decode(shown), len(ids), finish, stop_id if is_named else None)
 
 
 def committed(ids: Sequence[int], cuts: Sequence[int], stop_id: int | None) -> list[TokenRun]:
@@ -78,19 +80,34 @@ def committed(ids: Sequence[int], cuts: Sequence[int], stop_id: int | None) -> l
 
 
 @settings(max_examples=300, deadline=None)
-@given(VALID_IDS.filter(bool), st.integers(0, 3), STOPS, CUTS, st.booleans(), st.booleans())
+@given(
+    VALID_IDS.filter(bool),
+    st.integers(0, 3),
+    STOPS,
+    CUTS,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_all_five_agree_on_one_prefix(
-    ids: list[int], half: int, stops: list[str], cuts: list[int], include: bool, at_stop_id: bool
+    ids: list[int],
+    half: int,
+    stops: list[str],
+    cuts: list[int],
+    include: bool,
+    at_stop_id: bool,
+    is_named: bool,
 ) -> None:
     ids = ids[: max(len(ids) - half, 1)]
     stop_id = ids[-1] if at_stop_id else None
-    expected = ending(ids, stops, include, stop_id)
+    expected = ending(ids, stops, include, stop_id, is_named)
     answer = Answer(
         0,
         5,
         TextStream(decode, stops, include_stop=include),
         TokenWriter(bytes_of),
         shows_stop_token=include,
+        named_ids=[stop_id] if is_named and stop_id is not None else (),
     )
     deltas: list[Delta] = []
     accepted = 0
