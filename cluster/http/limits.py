@@ -4,10 +4,11 @@ Knows no HTTP framework. Invariant: nothing is parsed, tokenised or queued befor
 checked, and a ticket that was given is given back.
 """
 
+import re
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from protos.errors import InvalidRequest, Overloaded
 
@@ -28,6 +29,10 @@ class Limits:
     timeout_s: float | None = None
 
 
+_PLAIN_LENGTH: Final = re.compile("[0-9]{1,18}")
+"""What a Content-Length that says anything looks like; others are not believed."""
+
+
 class BodyTooLarge(InvalidRequest):
     """The request body passes the limit (HTTP 413)."""
 
@@ -39,8 +44,7 @@ async def read_body(
 
     Raises: BodyTooLarge.
     """
-    declared = int(content_length) if content_length and content_length.isdigit() else 0
-    size = declared
+    size = int(content_length) if _PLAIN_LENGTH.fullmatch(content_length or "") else 0
     body = bytearray()
     if size <= max_bytes:
         async for chunk in chunks:
