@@ -44,7 +44,8 @@ async def read_body(
 
     Raises: BodyTooLarge.
     """
-    size = int(content_length) if _PLAIN_LENGTH.fullmatch(content_length or "") else 0
+    declared = _PLAIN_LENGTH.fullmatch(content_length or "")
+    size = int(declared[0]) if declared else 0
     body = bytearray()
     if size <= max_bytes:
         async for chunk in chunks:
