@@ -8,6 +8,7 @@ nothing of drafts or logits. Used by the engine's thread alone. Invariant: whoev
 import logging
 from collections.abc import Callable
 
+from protos.errors import OutriderError
 from protos.generation import FinishReason
 from verifier_service.engine.committing import Committing
 from verifier_service.engine.intake import Intake
@@ -50,9 +51,12 @@ class Roster:
 
     def update(self) -> None:
         """Who came is here, who was cancelled or is late has left, wherever it stood."""
-        for entry in self._intake.drain():
+        entries = self._intake.drain()
+        # Noted first of all: whatever happens to one of them, the others are answered.
+        self._requests.update((e.key, e) for e in entries if isinstance(e, RunningRequest))
+        for entry in entries:
             if isinstance(entry, RunningRequest):
-                self._enter(entry)
+                self._enter_or_fail(entry)
             elif (request := self._requests.get(entry)) is not None:
                 self._committing.finish(request, Cut(0, FinishReason.CANCELLED))
         now = self._clock()
@@ -87,9 +91,20 @@ class Roster:
         for request in [*self._requests.values(), *queued]:
             self._committing.finish(request, Cut(0, FinishReason.ERROR), error=error)
 
+    def _enter_or_fail(self, request: RunningRequest) -> None:
+        try:
+            self._enter(request)
+        except Exception as error:
+            # What one request meets at the door ends that request and no other.
+            if request.key not in self._requests:
+                raise  # it was on its way out: what it left behind is not known
+            _log.exception("request %s cannot join", request.request.request_id)
+            known = isinstance(error, OutriderError)
+            why = str(error) if known else "the verifier failed on this request"
+            self._committing.finish(request, Cut(0, FinishReason.ERROR), error=why)
+
     def _enter(self, request: RunningRequest) -> None:
         self._counters.num_requests += 1
-        self._requests[request.key] = request
         if self._tracer is not None:
             self._tracer.opened(request)
         ended = request.arrived_finished()
