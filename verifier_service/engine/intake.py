@@ -8,7 +8,8 @@ handed back by `close` to be failed.
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from protos.errors import ContextTooLong, InvalidRequest, Overloaded, PeerUnavailable
 from protos.generation import GenerationRequest
@@ -42,6 +43,7 @@ class Intake:
         self._condition = threading.Condition(lock)
         self._is_empty = threading.Condition(lock)
         self._num_active = 0
+        self._num_preparing = 0
         self._closed_because: str | None = None
 
     @property
@@ -58,6 +60,21 @@ class Intake:
     def takes_grammar(self) -> bool:
         """Whether requests may carry a grammar."""
         return self._grammars is not None
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """A place of the queue for as long as a request waits to be prepared.
+
+        Raises Overloaded when full; PeerUnavailable after `refuse` or `close`.
+        """
+        with self._condition:
+            self._require_room()
+            self._num_preparing += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_preparing -= 1
 
     def prepare(self, request: GenerationRequest) -> None:
         """Do beforehand what may take long: compile the request's grammar.
@@ -122,19 +139,27 @@ class Intake:
         Raises what `check` raises; Overloaded when full; PeerUnavailable after `refuse` or `close`.
         """
         self.check(request)
-        # Before anybody is counted: a grammar may refuse the output that a request arrives with.
+        # Looked at twice: building takes a while, which who is refused anyway shall not cost, and
+        # nobody is counted before, because a grammar may refuse the output that came along.
+        with self._condition:
+            self._require_room()
         now = self._clock()
         key = next(self._keys)
         entry = RunningRequest(key, request, self._ends, emit, now, self._grammars)
         with self._condition:
-            if self._closed_because is not None:
-                raise PeerUnavailable(self._closed_because)
-            if self._num_active >= self._max_active:
-                raise Overloaded(f"{self._num_active} requests are running or queued already")
+            self._require_room()
             self._num_active += 1
             self._entries.append(entry)
             self._condition.notify()
         return key
+
+    def _require_room(self) -> None:
+        """Under the lock. Who waits to be prepared has a place of the queue as well."""
+        if self._closed_because is not None:
+            raise PeerUnavailable(self._closed_because)
+        num_inside = self._num_active + self._num_preparing
+        if num_inside >= self._max_active:
+            raise Overloaded(f"{num_inside} requests are running or queued already")
 
     def cancel(self, key: int) -> None:
         """Ask for the end of a request, whether or not it is still there."""

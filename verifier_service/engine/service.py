@@ -29,6 +29,9 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 """How long the event loop may hold the interpreter while the engine wants it; Python's 5 ms would
 be a sixth of a step."""
 
+_Runs = asyncio.Queue[TokenRun | None]
+"""Runs as they come; None when what was waited for beside them is over."""
+
 
 class EngineService:
     """Runs one engine on a thread of its own and streams its answers."""
@@ -111,11 +114,11 @@ class EngineService:
         beat_s: give a run without tokens so often, as long as the engine steps. Who waits can then
         tell a full engine from one that hangs.
         Raises InvalidRequest, ContextTooLong, Overloaded, PeerUnavailable or, where a grammar took
-        all its time, DeadlineExceeded before the first run.
+        all its time, DeadlineExceeded before the first run with tokens.
         Leaving the iteration early (break, cancellation) cancels the request within a step.
         """
         loop = asyncio.get_running_loop()
-        runs: asyncio.Queue[TokenRun] = asyncio.Queue()
+        runs: _Runs = asyncio.Queue()
 
         def emit(run: TokenRun) -> None:
             # RuntimeError: the caller's loop is closed, so nobody is left to be told.
@@ -131,40 +134,61 @@ class EngineService:
                 runs.put_nowait(TokenRun(request.request_id, ()))
             beat = loop.call_later(beat_s, beat_again)
 
-        if request.options.grammar is not None:
-            # Neither this loop nor the engine waits for a compiler; one works at a time.
-            began_s = loop.time()
-            await self._prepared(request)
-            request = request.after(loop.time() - began_s)
-        key = self._engine.submit(request, emit)
         if beat_s is not None:
             beat = loop.call_later(beat_s, beat_again)
-        is_finished = False
+        key: int | None = None
         try:
-            while not is_finished:
-                run = await runs.get()
-                is_finished = run.finish_reason is not None
+            if request.options.grammar is not None:
+                # Neither this loop nor the engine waits for a compiler; one works at a time.
+                began_s = loop.time()
+                async with contextlib.aclosing(self._until_prepared(request, runs)) as beats:
+                    async for sign in beats:
+                        yield sign
+                request = request.after(loop.time() - began_s)
+            key = self._engine.submit(request, emit)
+            while (run := await runs.get()) is not None:
+                is_last = run.finish_reason is not None
+                if is_last:
+                    key = None  # gone already: nothing is left to cancel
                 yield run
+                if is_last:
+                    return
         finally:
             if beat is not None:
                 beat.cancel()
-            if not is_finished:
+            if key is not None:
                 self._engine.cancel(key)
 
-    async def _prepared(self, request: GenerationRequest) -> None:
-        """Return when the request's grammar is at hand.
+    async def _until_prepared(
+        self, request: GenerationRequest, runs: _Runs
+    ) -> AsyncGenerator[TokenRun, None]:
+        """What comes in `runs`, until the request's grammar is at hand. Raises as `_prepare`."""
+        preparing = asyncio.create_task(self._prepare(request))
+        preparing.add_done_callback(lambda _: runs.put_nowait(None))
+        try:
+            while (run := await runs.get()) is not None:
+                yield run
+            await preparing
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
 
-        Raises what `Intake.prepare` raises; DeadlineExceeded when its turn comes too late.
+    async def _prepare(self, request: GenerationRequest) -> None:
+        """Return when the request's grammar is at hand; it has a place of the queue meanwhile.
+
+        Raises what `Intake.preparing` and `Intake.prepare` raise; DeadlineExceeded when its turn
+        comes too late.
         """
-        try:
-            preparing = self._compiling.submit(self._engine.intake.prepare, request)
-        except RuntimeError as error:  # the service was stopped
-            raise PeerUnavailable(self.refusal or "the verifier is shutting down") from error
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(preparing), request.timeout_s)
-        except TimeoutError:
-            request.after(math.inf)
-            raise
+        with self._engine.intake.preparing():
+            try:
+                preparing = self._compiling.submit(self._engine.intake.prepare, request)
+            except RuntimeError as error:  # the service was stopped
+                raise PeerUnavailable(self.refusal or "the verifier is shutting down") from error
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(preparing), request.timeout_s)
+            except TimeoutError:
+                request.after(math.inf)
+                raise
 
     def _run(self) -> None:
         try:

@@ -4,11 +4,12 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from protos.errors import DeadlineExceeded, InvalidRequest, PeerUnavailable
+from protos.errors import DeadlineExceeded, InvalidRequest, Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from protos.grammar import Grammar, GrammarKind
 from protos.options import LogitOptions
@@ -180,10 +181,11 @@ WITH_GRAMMAR = replace(
 )
 
 
-def started_with(grammars: Grammars) -> EngineService:
+def started_with(grammars: Grammars, **settings: int) -> EngineService:
     target = HashTarget(VOCAB, eos_token_ids=(0,))
     drafting, planner = FakeDrafting(), StaticPlanner()
-    service = EngineService(Engine(target, drafting, planner, small_settings(), grammars=grammars))
+    sizes = small_settings(**settings)
+    service = EngineService(Engine(target, drafting, planner, sizes, grammars=grammars))
     service.start()
     return service
 
@@ -200,6 +202,69 @@ def test_time_passes_while_others_compile():
             await collect(service, replace(WITH_GRAMMAR, timeout_s=0.01))
         grammars.go.set()
         assert (await first)[-1].finish_reason is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+    service.stop()
+    sys.setswitchinterval(interval)
+
+
+def test_who_waits_for_a_compiler_gets_signs_of_life_and_then_the_text():
+    interval = sys.getswitchinterval()
+    grammars = HeldGrammars()
+    service = started_with(grammars)
+
+    async def scenario() -> list[TokenRun]:
+        async with asyncio.timeout(LIMIT_S), aclosing(service.generate(WITH_GRAMMAR, 0.01)) as all_:
+            for _ in range(2):
+                assert await anext(all_) == TokenRun("a", ())
+            assert not grammars.go.is_set()
+            grammars.go.set()
+            return [run async for run in all_]
+
+    assert len(ids(asyncio.run(scenario()))) == WITH_GRAMMAR.params.max_tokens
+    service.stop()
+    sys.setswitchinterval(interval)
+
+
+def test_who_waits_for_a_compiler_has_a_place_of_the_queue_until_he_leaves():
+    interval = sys.getswitchinterval()
+    grammars = HeldGrammars()
+    service = started_with(grammars, max_running=1, max_queued=2)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            waiting = [asyncio.create_task(collect(service, WITH_GRAMMAR)) for _ in range(3)]
+            await until(grammars.is_compiling.is_set)
+            for late in (WITH_GRAMMAR, request("plain", [1])):
+                with pytest.raises(Overloaded, match="3 requests"):
+                    await collect(service, late)
+            waiting[1].cancel()
+            await asyncio.gather(waiting[1], return_exceptions=True)
+            assert ids(await collect(service, request("plain", [1])))
+            grammars.go.set()
+            for one in (waiting[0], waiting[2]):
+                assert (await one)[-1].finish_reason is FinishReason.LENGTH
+            assert ids(await collect(service, request("again", [1])))
+
+    asyncio.run(scenario())
+    service.stop()
+    sys.setswitchinterval(interval)
+
+
+def test_leaving_while_a_grammar_is_compiled_gives_the_place_back():
+    interval = sys.getswitchinterval()
+    grammars = HeldGrammars()
+    service = started_with(grammars, max_running=1, max_queued=0)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            left = service.generate(WITH_GRAMMAR, 0.01)
+            await anext(left)
+            with pytest.raises(Overloaded):
+                await collect(service, request("plain", [1]))
+            await left.aclose()
+            assert ids(await collect(service, request("plain", [1])))
+            grammars.go.set()
 
     asyncio.run(scenario())
     service.stop()
