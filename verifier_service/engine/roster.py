@@ -7,6 +7,7 @@ nothing of drafts or logits. Used by the engine's thread alone. Invariant: whoev
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from protos.errors import OutriderError
 from protos.generation import FinishReason
@@ -20,6 +21,10 @@ from verifier_service.engine.stats import EngineCounters
 from verifier_service.trace.tracer import Tracer
 
 _log = logging.getLogger(__name__)
+
+_JOIN_FAULTS: Final = (OutriderError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What ends the one request that meets it while it joins. Anything else is the engine's end, and an
+answer to everybody all the same."""
 
 
 class Roster:
@@ -94,8 +99,7 @@ class Roster:
     def _enter_or_fail(self, request: RunningRequest) -> None:
         try:
             self._enter(request)
-        except Exception as error:
-            # What one request meets at the door ends that request and no other.
+        except _JOIN_FAULTS as error:
             if request.key not in self._requests:
                 raise  # it was on its way out: what it left behind is not known
             _log.exception("request %s cannot join", request.request.request_id)
