@@ -130,6 +130,8 @@ class TokenRun:
     finish_reason is set on the last run only. stop_token_id: the id that ended it, if one did.
     num_accepted: how many of `ids` were drafted. logprobs: one per id when asked for.
     prompt_logprobs: of the prompt's tokens from the second on, with the first run, when asked for.
+    is_request_fault: beside ERROR; what `error` says is the request's own doing, so that no other
+    verifier would do better (a grammar that cannot be followed).
     """
 
     request_id: str
@@ -141,6 +143,7 @@ class TokenRun:
     error: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    is_request_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

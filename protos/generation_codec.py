@@ -108,6 +108,7 @@ def encode_token_run(run: TokenRun) -> pb.GenerateResponse:
         error=run.error[:MAX_TEXT],
         logprobs=encode_logprobs(run.logprobs),
         prompt_logprobs=encode_logprobs(run.prompt_logprobs),
+        is_request_fault=run.is_request_fault,
     )
 
 
@@ -132,6 +133,7 @@ def decode_token_run(message: pb.GenerateResponse, request_id: str, limits: Limi
         error=check_text("error", message.error),
         logprobs=decode_logprobs(message.logprobs, limits),
         prompt_logprobs=decode_logprobs(message.prompt_logprobs, limits),
+        is_request_fault=message.is_request_fault,
     )
 
 

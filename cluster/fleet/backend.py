@@ -17,8 +17,9 @@ from cluster.fleet.messages import StreamItem, VerifierReport
 from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
 from cluster.http.port import Served
-from protos.errors import OutriderError, Overloaded, PeerUnavailable
+from protos.errors import InvalidRequest, OutriderError, Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
+from protos.grammar import GRAMMAR_PARAM
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,8 @@ class HandleBackend:
                 yield progress.take(run)
 
     async def _attempt(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
-        """One verifier's runs. Raises: VerifierLost, and what the verifier raised."""
+        """One verifier's runs. Raises: VerifierLost, InvalidRequest when the request is at fault,
+        and what the verifier raised."""
         response = self._generate.remote(request)
         finished = False
         try:
@@ -121,6 +123,10 @@ class HandleBackend:
                 if not item.ids and item.finish_reason is None:
                     continue
                 finished = item.finish_reason is not None
+                if item.finish_reason is FinishReason.ERROR and item.is_request_fault:
+                    # Every other verifier would say the same.
+                    param = None if request.options.grammar is None else GRAMMAR_PARAM
+                    raise InvalidRequest(item.error or "the request cannot be followed", param)
                 if item.finish_reason is FinishReason.ERROR:
                     raise VerifierLost(item.error or "the verifier failed")
                 yield item

@@ -74,7 +74,7 @@ class Committing:
                 request.computed_len += share.num_rows
                 self._scheduler.publish(request)
             elif end.is_broken and not end.choices:
-                self._break_off(request)
+                self._break_off(request, end)
             else:
                 self._join(request, draft, end, cut, was_decoding)
 
@@ -85,10 +85,12 @@ class Committing:
         ids: tuple[int, ...] = (),
         num_accepted: int = 0,
         error: str = "",
+        is_request_fault: bool = False,
     ) -> None:
         """The request leaves: pages, rows and sessions go back, its last run goes out.
 
         ids: tokens of this step, `num_accepted` of them drafted, that are part of the text already.
+        is_request_fault: no other verifier would do better.
         """
         reason = cut.finish_reason
         assert reason is not None, "only an end finishes a request"
@@ -116,18 +118,25 @@ class Committing:
                 stop_token_id=cut.stop_token_id,
                 counts=request.tally.snapshot(request.num_output),
                 error=error,
+                is_request_fault=is_request_fault,
             )
         )
 
-    def _break_off(self, request: RunningRequest) -> None:
-        """No token could be chosen: its grammar's fault, or the target's."""
-        error = request.grammar.fault if request.grammar is not None else ""
-        if not error:
+    def _break_off(self, request: RunningRequest, end: WalkEnd) -> None:
+        """No token could be chosen: the target's fault, or what the request itself allows."""
+        if end.is_targets_fault:
             self._scheduler.distrust(request)
             error = "the target returned no finite score"
-            if request.grammar is not None:
-                error += " among the ids that the grammar and the other options allow"
-        self.finish(request, Cut(0, FinishReason.ERROR), error=error)
+        elif request.grammar is None:
+            error = "the target gives no finite score to any id that the options allow"
+        else:
+            error = request.grammar.fault or "no id is left that the grammar and the options allow"
+        self.finish(
+            request,
+            Cut(0, FinishReason.ERROR),
+            error=error,
+            is_request_fault=not end.is_targets_fault,
+        )
 
     def _move_accepted(
         self, batch: Batch, ends: list[WalkEnd | None], cuts: list[Cut | None]
@@ -147,7 +156,7 @@ class Committing:
         base_len, ids = request.known_len, end.choices[: cut.num_committed]
         request.tokens.extend(ids)
         request.computed_len = request.known_len - 1
-        if end.is_broken and cut.finish_reason is not None:
+        if end.is_targets_fault and cut.finish_reason is not None:
             # Behind the end of the text, where plain decoding would not have looked. Elsewhere
             # what was chosen joins, and the next step looks again, as plain decoding does.
             self._scheduler.distrust(request)

@@ -28,7 +28,7 @@ from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.stats import EngineCounters, EngineStats, Gauges
 from verifier_service.grammar.compiling import Grammars
 from verifier_service.sampling.chooser import chooser_of
-from verifier_service.sampling.walk import WalkEnd, walk
+from verifier_service.sampling.walk import WalkEnd, blamed, walk
 from verifier_service.step import Target
 from verifier_service.trace.tracer import StepTimes, Tracer
 
@@ -208,7 +208,7 @@ class Engine:
             logits = self._target.forward(batch.spans)
             chosen_from = time.perf_counter()
             starts = [start for start in batch.walks if start is not None]
-            walked = iter(walk(starts, chooser_of(logits, starts)))
+            walked = (blamed(end, logits) for end in walk(starts, chooser_of(logits, starts)))
             ends = [None if start is None else next(walked) for start in batch.walks]
             read_logprobs(logits, batch, ends)
         return ends, chosen_from - began, time.perf_counter() - chosen_from

@@ -7,7 +7,9 @@ node does not depend on what else is drawn, so this equals drawing everywhere fi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from protos.params import SamplingParams
 from protos.sparse import SparseQ
@@ -55,12 +57,19 @@ class WalkStart:
 class WalkEnd:
     """nodes: accepted draft nodes, from the anchor down. choices: their tokens, then the bonus.
 
-    is_broken: a row on the way had no finite score; `choices` then lacks the bonus.
+    broken_row: the row of logits on the way that had no finite score, options applied; `choices`
+    then lacks the bonus. is_targets_fault: nor had it before them (`blamed` says).
     """
 
     nodes: tuple[int, ...]
     choices: tuple[int, ...]
-    is_broken: bool = False
+    broken_row: int | None = None
+    is_targets_fault: bool = False
+
+    @property
+    def is_broken(self) -> bool:
+        """A row on the way gave no choice."""
+        return self.broken_row is not None
 
     @property
     def num_accepted(self) -> int:
@@ -73,14 +82,14 @@ def walk(starts: Sequence[WalkStart], chooser: Chooser) -> list[WalkEnd]:
     children = [start.tree.children() for start in starts]
     nodes: list[list[int]] = [[] for _ in starts]
     choices: list[list[int]] = [[] for _ in starts]
-    broken: set[int] = set()
+    broken: dict[int, int] = {}
     here = dict.fromkeys(range(len(starts)), 0)
     while here:
         asked = [starts[index].row(node, len(nodes[index])) for index, node in here.items()]
         going: dict[int, int] = {}
         for (index, node), token in zip(here.items(), chooser(asked), strict=True):
             if token is None:
-                broken.add(index)
+                broken[index] = starts[index].first_row + node
                 continue
             choices[index].append(token)
             child = children[index][node].get(token)
@@ -88,4 +97,12 @@ def walk(starts: Sequence[WalkStart], chooser: Chooser) -> list[WalkEnd]:
                 nodes[index].append(child)
                 going[index] = child
         here = going
-    return [WalkEnd(tuple(nodes[i]), tuple(choices[i]), i in broken) for i in range(len(starts))]
+    return [WalkEnd(tuple(nodes[i]), tuple(choices[i]), broken.get(i)) for i in range(len(starts))]
+
+
+def blamed(end: WalkEnd, logits: torch.Tensor) -> WalkEnd:
+    """The end, saying whether the target broke it: by the step's logits [*, V], without options."""
+    if end.broken_row is None:
+        return end
+    best = logits[end.broken_row].max()  # NaN when there is one
+    return replace(end, is_targets_fault=not bool(torch.isfinite(best)))

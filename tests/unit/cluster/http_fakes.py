@@ -9,7 +9,7 @@ import httpx
 from starlette.types import Message, Scope
 
 from cluster.http.ingress import Front, FrontSettings
-from cluster.http.port import Served
+from cluster.http.port import Backend, Served
 from cluster.http.text import load_text
 from protos.generation import FinishReason, GenerationRequest, RunCounts, TokenLogprobs, TokenRun
 from tests.tiny import byte_tokenizer
@@ -112,7 +112,7 @@ def posting(path: str, body: Mapping[str, object]) -> tuple[Scope, Message]:
 
 
 def client_of(
-    backend: FakeBackend, directory: Path, settings: FrontSettings | None = None
+    backend: Backend, directory: Path, settings: FrontSettings | None = None
 ) -> httpx.AsyncClient:
     """An HTTP client wired straight into the application."""
     byte_tokenizer(VOCAB).save_pretrained(directory)

@@ -291,6 +291,7 @@ def token_runs(draw: st.DrawFn) -> TokenRun:
         error=draw(texts),
         logprobs=draw(st.just(()) | logprobs(len(ids), len(ids))),
         prompt_logprobs=draw(logprobs(4)),
+        is_request_fault=draw(st.booleans()),
     )
 
 

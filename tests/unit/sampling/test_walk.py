@@ -5,11 +5,12 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from protos.params import SamplingParams
 from protos.tree import CandidateTree, chain
 from verifier_service.sampling.choice import ChoiceRow
-from verifier_service.sampling.walk import WalkStart, walk
+from verifier_service.sampling.walk import WalkEnd, WalkStart, blamed, walk
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -94,9 +95,20 @@ def test_a_row_without_a_choice_breaks_its_own_walk_only():
         [WalkStart(chain([4]), 0, GREEDY, 1), WalkStart(chain([4]), 2, GREEDY, 1)], chooser
     )
     assert broken.is_broken
+    assert broken.broken_row == 1
     assert broken.choices == (4,)
     assert not whole.is_broken
     assert whole.choices == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_targets_fault"),
+    [([0.0, -torch.inf], False), ([-torch.inf] * 2, True), ([0.0, torch.nan], True)],
+)
+def test_the_target_is_blamed_for_rows_without_a_finite_best_score(row, is_targets_fault: bool):
+    logits = torch.tensor([[1.0, 2.0], row])
+    assert blamed(WalkEnd((), (), 1), logits).is_targets_fault is is_targets_fault
+    assert not blamed(WalkEnd((), (4,)), logits).is_targets_fault
 
 
 @pytest.mark.parametrize("vocab_size", [2])
