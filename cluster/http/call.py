@@ -6,7 +6,7 @@ called once. Closing twice is harmless.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -41,11 +41,10 @@ class Call:
 
         Raises: what the generation raised; the call is then closed.
         """
-        try:
+        async with AsyncExitStack() as unstarted:
+            unstarted.push_async_callback(self.aclose)
             self._first = await anext(self._deltas)
-        except BaseException:
-            await self.aclose()
-            raise
+            unstarted.pop_all()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """All deltas, of all answers as they come. Raises what a generation raised."""
