@@ -71,6 +71,7 @@ class GrammarState:
         self._tokens = tokens
         self._num_prompt = num_prompt
         self._restart()
+        # Why nothing may follow the committed output; what a draft met is no fault of the text.
         self.fault = ""
         if not self._seek(()):
             raise InvalidRequest("the output so far does not match the grammar", "output_ids")
@@ -79,21 +80,23 @@ class GrammarState:
         """Which ids may follow `path`, a node's own tokens behind the anchor.
 
         int32 [W], bit i % 32 of word i // 32 for id i. All zero for a path that the grammar forbids
-        (nobody can get there), and where the matcher fails, which `fault` then explains.
+        (nobody can get there), and where the matcher fails: `fault` then explains it, unless only a
+        draft stands there, which is asked again once the text does.
         """
         words_W = torch.zeros(self._num_words, dtype=torch.int32)
         for _ in range(2):
             if self._seek(path):
                 self._fill(words_W)
             if not self._matcher.is_error():
-                if self._has_strayed():
+                if self._has_strayed() and not path:
                     self._blame("the text has left it")
                 return words_W
             # What it learnt on other paths may have used up its limits: asked once more, afresh.
             error = self._matcher.get_error()
             words_W.zero_()
             self._restart()
-        self._blame(" ".join(error.split()))
+        if not path:
+            self._blame(" ".join(error.split()))
         return words_W
 
     def fitting(self, tree: CandidateTree) -> list[int]:

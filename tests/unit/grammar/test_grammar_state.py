@@ -204,6 +204,20 @@ def test_a_matcher_that_fails_again_is_the_fault_of_its_request():
     assert state.fault == "the grammar cannot be followed: too complex"
 
 
+def test_a_matcher_that_fails_on_a_draft_is_nobodys_fault():
+    state, tokens = breaking(lambda number: number in (1, 2))
+    straight, same = opened(schema(PERSON))
+    brace = ids_of("{")
+    assert ids_in(state.allowed(())) == {*brace}
+    assert ids_in(state.allowed(brace)) == frozenset(), "failed twice: nothing may follow there"
+    assert state.fault == ""
+    for token in ids_of('{"name":"x","kind":"cat"}'):
+        assert ids_in(state.allowed(())) == ids_in(straight.allowed(()))
+        tokens.append(token)
+        same.append(token)
+    assert state.fault == ""
+
+
 def test_a_committed_text_that_left_its_grammar_is_told():
     state, tokens = opened(schema(PERSON))
     tokens += ids_of("[")
