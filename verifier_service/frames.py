@@ -5,15 +5,26 @@ tore, foreign bytes) is never taken for one, and costs nothing that stands befor
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgpack
 
+_ESCAPE: Final = "backslashreplace"
 
-def pack_frame(frame: Mapping[str, object]) -> bytes:
-    """One map as it stands in a file."""
-    packed: bytes = msgpack.packb(frame)
+
+def pack_frame(frame: Mapping[str, object], *, escape: bool = False) -> bytes:
+    """One map as it stands in a file.
+
+    Texts that are no Unicode (lone surrogates) raise UnicodeEncodeError, a ValueError; with
+    `escape` they stand there as `escaped` gives them.
+    """
+    packed: bytes = msgpack.packb(frame, unicode_errors=_ESCAPE if escape else None)
     return packed
+
+
+def escaped(text: str) -> str:
+    """The text, lone surrogates as a backslash, `u` and four digits; another text unchanged."""
+    return text.encode(errors=_ESCAPE).decode()
 
 
 def read_frames(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protos.errors import ConfigError, InvalidRequest
-from verifier_service.frames import read_frames
+from verifier_service.frames import escaped, read_frames
 from verifier_service.trace.codec import Decoder, read_header
 from verifier_service.trace.records import Closed, Header, Lost, Opened, Record
 from verifier_service.trace.story import Part, Story
@@ -59,8 +59,10 @@ class TraceFolder:
     def find(self, wanted: str) -> list[str]:
         """Request ids that a name means: itself, the one that begins so, or a reply's choices.
 
-        Raises InvalidRequest, naming the ids that exist.
+        What is no Unicode is looked for as it was written. Raises InvalidRequest, naming the ids
+        that exist.
         """
+        wanted = escaped(wanted)
         if wanted in self.ids:
             return [wanted]
         begins = [name for name in self.ids if name.startswith(wanted)]

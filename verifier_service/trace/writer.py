@@ -109,7 +109,7 @@ class TraceWriter:
         missing = self.num_lost - self._num_told
         try:
             data = _pack((Lost(missing), *records) if missing else records)
-        except (ValueError, OverflowError) as error:  # a name that is no Unicode, for one
+        except (ValueError, OverflowError) as error:  # a number that no map holds, for one
             self._num_failed += num_steps
             _log.debug("a step cannot be recorded: %s", error)
             return
@@ -141,7 +141,7 @@ class TraceWriter:
         # They hold what people asked and were told: for the owner's eyes.
         descriptor = os.open(path, _FLAGS, 0o600)
         self._file = _Open(path, descriptor)
-        _write_all(self._file, pack_frame(header_frame(self._header)))
+        _write_all(self._file, pack_frame(header_frame(self._header), escape=True))
         return self._file
 
     def _tidy(self) -> None:
@@ -178,7 +178,9 @@ class TraceWriter:
 
 def _pack(records: Sequence[Record | Lost]) -> bytes:
     encoder = Encoder()
-    return b"".join(pack_frame(frame) for r in records for frame in encoder.frames(r))
+    frames = (frame for record in records for frame in encoder.frames(record))
+    # An id or a name may be any text, and must not cost the step's other requests their records.
+    return b"".join(pack_frame(frame, escape=True) for frame in frames)
 
 
 def _write_all(file: _Open, data: bytes) -> None:

@@ -139,6 +139,18 @@ def test_without_a_request_its_ids_are_listed(tmp_path, capsys):
     assert capsys.readouterr().out == "cmpl-b\n'cmpl-\\x1b[2J'\n"
 
 
+def test_an_id_that_is_no_unicode_is_listed_and_found_as_it_came_and_as_it_stands(tmp_path, capsys):
+    write_file(tmp_path, [*made_records("cmpl-\ud800"), *made_records("cmpl-b", 4)])
+    assert explain("--traces", tmp_path) == 0
+    assert capsys.readouterr().out == "cmpl-\\ud800\ncmpl-b\n"
+    for name in ("cmpl-\ud800", "cmpl-\\ud800"):
+        assert explain(name, "--traces", tmp_path) == 0
+        out, err = capsys.readouterr()
+        assert (out, err) == (GOLDEN.replace("cmpl-feed-0", "cmpl-\\ud800"), "")
+    assert explain("cmpl-\udcff", "--traces", tmp_path) == 1
+    assert r"'cmpl-\\udcff'; there are cmpl-\ud800, cmpl-b" in capsys.readouterr().err
+
+
 def test_an_id_that_is_unknown_or_may_be_several_says_which_exist(tmp_path, capsys):
     write_file(tmp_path, [*made_records("cmpl-ab-0"), *made_records("chatcmpl-ab-0", 4)])
     write_file(tmp_path, made_records("cmpl-abc-0"), writer="bbbb0002")

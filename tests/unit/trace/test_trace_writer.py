@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.fakes import request
 from verifier_service.config import TraceSection
 from verifier_service.frames import read_frames
 from verifier_service.trace.codec import Decoder, read_header
+from verifier_service.trace.reading import TraceFolder
 from verifier_service.trace.records import Lost, Opened, Record
 from verifier_service.trace.writer import TraceWriter
 
@@ -189,9 +191,31 @@ def test_a_slow_disk_never_holds_the_thread_that_steps(tmp_path, monkeypatch):
     assert sum(r.num_steps for r in records if isinstance(r, Lost)) == 25
 
 
-def test_a_name_that_is_no_unicode_costs_its_own_step(tmp_path):
+def test_an_id_that_is_no_unicode_costs_nobody_a_record(tmp_path):
     writer = TraceWriter(tmp_path, header(), MEGABYTE)
-    writer.put(made_records("cmpl-\ud800"))
+    together = [made_records("cmpl-\ud800x\udcff", 4), made_records("cmpl-good")]
+    for of_a_step in zip(*together, strict=True):
+        writer.put(of_a_step)
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    assert writer.num_lost == 0
+    read = records_of(path)
+    assert [r for r in read if r.request_id == "cmpl-good"] == together[1]
+    assert [r for r in read if r.key == 4] == made_records("cmpl-\\ud800x\\udcff", 4)
+
+
+def test_any_name_of_a_request_or_a_verifier_may_be_no_unicode(tmp_path):
+    opened = Opened("x", 1, 0.0, 3, 0, (("drafters", "\udc80"),), "auto")
+    path = write_file(tmp_path, [opened], target="/models/\udcff")
+    (told,) = records_of(path)
+    assert told == replace(opened, settings=(("drafters", "\\udc80"),))
+    (file,) = TraceFolder(tmp_path).files
+    assert file.header.target == "/models/\\udcff"
+
+
+def test_a_number_that_no_file_holds_costs_its_own_step(tmp_path):
+    writer = TraceWriter(tmp_path, header(), MEGABYTE)
+    writer.put(made_records("cmpl-odd", 2**70))
     writer.put(made_records("cmpl-good"))
     writer.close()
     (path,) = tmp_path.iterdir()

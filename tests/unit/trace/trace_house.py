@@ -49,8 +49,8 @@ class ListSink:
         self.is_closed = True
 
 
-def header(writer: str = "aaaa0001", wall_s: float = 1.8e9) -> Header:
-    return Header(writer, "tiny", "digest", "fingerprint-of-it", wall_s, 100.0)
+def header(writer: str = "aaaa0001", target: str = "tiny") -> Header:
+    return Header(writer, target, "digest", "fingerprint-of-it", 1.8e9, 100.0)
 
 
 def file_tracer(folder: Path, writer: str = "aaaa0001", share: float = 1.0) -> Tracer:
@@ -150,10 +150,12 @@ def made_records(request_id: str = "cmpl-feed-0", key: int = 3) -> list[Record]:
     ]  # fmt: skip
 
 
-def write_file(folder: Path, records: Sequence[Record], writer: str = "aaaa0001") -> Path:
+def write_file(
+    folder: Path, records: Sequence[Record], writer: str = "aaaa0001", target: str = "tiny"
+) -> Path:
     """One finished trace file of these records; the file."""
     before = set(folder.glob("*")) if folder.exists() else set()
-    sink = TraceWriter(folder, header(writer), 64 * MEGABYTE)
+    sink = TraceWriter(folder, header(writer, target), 64 * MEGABYTE)
     sink.put(records)
     sink.close()
     (path,) = set(folder.glob("*")) - before
