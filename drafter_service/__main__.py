@@ -18,7 +18,7 @@ from drafter_service.build import build_drafter
 from drafter_service.config import DrafterServerSettings, load_settings, parse_settings
 from drafter_service.process import prepare_process
 from drafter_service.server import DrafterServer
-from protos.channel import Security, TlsFiles, tls_of_environment
+from protos.channel import Security, TlsFiles, trust
 from protos.errors import ConfigError, OutriderError
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,9 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
 
 def security_of(settings: DrafterServerSettings) -> Security:
     """Towards callers; without files of its own, Ray's. Raises ConfigError."""
-    tls, files = settings.tls, tls_of_environment(os.environ)
-    if tls is not None:
-        files = TlsFiles(tls.authority, tls.certificate, tls.key)
-    return Security(settings.token, files, settings.insecure)
+    tls = settings.tls
+    own = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key)
+    return trust(settings.token, own, os.environ, insecure=settings.insecure)
 
 
 def split_address(address: str) -> tuple[str, int]:

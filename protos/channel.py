@@ -82,6 +82,17 @@ class Security:
             raise ConfigError("a token is made of printable ASCII characters")
 
 
+def trust(
+    token: str, own: TlsFiles | None, environ: Mapping[str, str], *, insecure: bool = False
+) -> Security:
+    """A service's security: `own` files are those its configuration names; without, Ray's.
+
+    Raises: ConfigError as `tls_of_environment`, which is asked only when there are no own files.
+    """
+    files = own if own is not None else tls_of_environment(environ)
+    return Security(token, files, insecure)
+
+
 def tls_of_environment(environ: Mapping[str, str]) -> TlsFiles | None:
     """The certificates that Ray itself uses: RAY_TLS_CA_CERT, RAY_TLS_SERVER_CERT and
     RAY_TLS_SERVER_KEY, when RAY_USE_TLS is 1; None when it is not.

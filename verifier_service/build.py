@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.channel import Security, TlsFiles, tls_of_environment
+from protos.channel import Security, TlsFiles, trust
 from protos.errors import ConfigError, OutriderError, PeerUnavailable
 from protos.exchange import DrafterReplica
 from verifier_service.config import (
@@ -132,10 +132,9 @@ def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None
 
 def security_of(settings: VerifierSettings) -> Security:
     """Towards callers and drafters alike; without files of its own, Ray's. Raises ConfigError."""
-    tls, files = settings.tls, tls_of_environment(os.environ)
-    if tls is not None:
-        files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
-    return Security(settings.token, files, settings.insecure)
+    tls = settings.tls
+    own = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    return trust(settings.token, own, os.environ, insecure=settings.insecure)
 
 
 def engine_settings(section: EngineSection, bytes_per_slot: int) -> EngineSettings:

@@ -11,6 +11,8 @@ from drafter_service.__main__ import security_of as drafter_security_of
 from drafter_service.config import parse_settings
 from protos.channel import TlsFiles
 from protos.errors import ConfigError
+from verifier_service.build import security_of as verifier_security_of
+from verifier_service.config import VerifierSettings
 
 FILES = {"authority": "ca.pem", "certificate": "own.pem", "key": "own.key"}
 
@@ -61,3 +63,17 @@ def test_rays_certificates_are_taken_where_the_file_names_none(monkeypatch):
     named = security_of(parse_config({"security": {"tls": FILES}}).security, "hush").tls
     assert named is not None
     assert str(named.key) == "own.key"
+
+
+def test_rays_broken_variables_stop_no_service_that_has_its_own_files(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.delenv("RAY_TLS_CA_CERT", raising=False)
+    own = TlsFiles(Path("ca.pem"), Path("own.pem"), Path("own.key"))
+    assert drafter_security_of(parse_settings({"kind": "ngram", "tls": FILES})).tls == own
+    assert verifier_security_of(VerifierSettings.model_validate({"tls": FILES})).tls == own
+    for refused in (
+        lambda: drafter_security_of(parse_settings({"kind": "ngram"})),
+        lambda: verifier_security_of(VerifierSettings()),
+    ):
+        with pytest.raises(ConfigError, match="RAY_TLS_CA_CERT"):
+            refused()

@@ -17,6 +17,7 @@ from protos.channel import (
     make_aio_channel,
     make_aio_server,
     tls_of_environment,
+    trust,
 )
 from protos.channel_errors import error_from_rpc
 from protos.describe_codec import encode_describe_request, encode_description
@@ -132,3 +133,19 @@ def test_a_variable_that_is_missing_is_named(tmp_path: Path, missing: str) -> No
     del values[missing]
     with pytest.raises(ConfigError, match=missing):
         tls_of_environment(values)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"RAY_USE_TLS": "1"}, {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": "/gone/ca.pem"}],
+    ids=["nothing", "one of three"],
+)
+def test_rays_variables_are_not_read_where_there_are_own_files(
+    tmp_path: Path, broken: dict[str, str]
+) -> None:
+    own = TlsFiles(tmp_path / "a", tmp_path / "b", tmp_path / "c", "house")
+    assert trust("t", own, broken, insecure=True) == Security("t", own, insecure=True)
+    with pytest.raises(ConfigError, match="RAY_TLS"):
+        trust("t", None, broken)
+    rays = TlsFiles(own.authority, own.certificate, own.key)
+    assert trust("t", None, environment(own)) == Security("t", rays)
