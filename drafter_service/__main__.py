@@ -67,8 +67,9 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
 
 def security_of(settings: DrafterServerSettings) -> Security:
     """Towards callers; without files of its own, Ray's. Raises ConfigError."""
-    tls = settings.tls
-    own = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key)
+    tls, own = settings.tls, None
+    if tls is not None:
+        own = TlsFiles(tls.authority, tls.certificate, tls.key)
     return trust(settings.token, own, os.environ, insecure=settings.insecure)
 
 

@@ -132,8 +132,9 @@ def tracer_of(section: TraceSection | None, facts: TargetFacts) -> Tracer | None
 
 def security_of(settings: VerifierSettings) -> Security:
     """Towards callers and drafters alike; without files of its own, Ray's. Raises ConfigError."""
-    tls = settings.tls
-    own = None if tls is None else TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    tls, own = settings.tls, None
+    if tls is not None:
+        own = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
     return trust(settings.token, own, os.environ, insecure=settings.insecure)
 
 
