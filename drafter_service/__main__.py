@@ -18,8 +18,9 @@ from drafter_service.build import build_drafter
 from drafter_service.config import DrafterServerSettings, load_settings, parse_settings
 from drafter_service.process import prepare_process
 from drafter_service.server import DrafterServer
+from protos.address import join_address, split_address
 from protos.channel import Security, TlsFiles, trust
-from protos.errors import ConfigError, OutriderError
+from protos.errors import OutriderError
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ async def _serve(settings: DrafterServerSettings, ready_file: Path | None) -> No
     drafter = build_drafter(settings)
     server = DrafterServer(drafter, security_of(settings), host, port, settings.limits.max_works)
     bound = await server.start()
-    address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+    address = join_address(host, bound)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,15 +72,6 @@ def security_of(settings: DrafterServerSettings) -> Security:
     if tls is not None:
         own = TlsFiles(tls.authority, tls.certificate, tls.key)
     return trust(settings.token, own, os.environ, insecure=settings.insecure)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of host:port, brackets around an IPv6 host allowed. Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"listen must be host:port, not {address!r}")
-    return host, int(port)
 
 
 def _settings(options: argparse.Namespace) -> DrafterServerSettings:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
+from protos.address import join_address
 from protos.channel_errors import abort
 from protos.errors import ConfigError, Unauthenticated
 
@@ -153,7 +154,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: Security) -> i
         raise ConfigError(
             f"listening on {host} needs a token or TLS; `insecure: true` lifts this on purpose"
         )
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_address(host, port)
     try:
         if security.tls is None:
             bound = server.add_insecure_port(address)

@@ -16,13 +16,13 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from protos.address import join_address, split_address
 from protos.errors import OutriderError
 from verifier_service.config import (
     THREAD_WAITING,
     VerifierSettings,
     load_settings,
     parse_settings,
-    split_address,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ async def _serve(settings: VerifierSettings, ready_file: Path | None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, stopped.set)
-        _announce(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}", ready_file)
+        _announce(join_address(host, bound), ready_file)
         await stopped.wait()
         stopped.clear()
         await _either(parts.service.drain(settings.drain_s), stopped.wait())

@@ -185,15 +185,6 @@ class VerifierSettings(_Section):
         return self
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of host:port, brackets around an IPv6 host allowed. Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"listen must be host:port, not {address!r}")
-    return host, int(port)
-
-
 def load_settings(path: Path, overrides: dict[str, object] | None = None) -> VerifierSettings:
     """Read a YAML file; values in `overrides` win. Raises ConfigError, naming every bad key."""
     try:

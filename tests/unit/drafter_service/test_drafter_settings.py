@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from drafter_service.__main__ import split_address
 from drafter_service.build import build_drafter
 from drafter_service.config import DrafterSettings, load_settings, parse_settings
 from protos.errors import CheckpointError, ConfigError
@@ -55,17 +54,6 @@ def test_options_win_over_the_file(tmp_path):
 def test_settings_are_checked_without_torch():
     code = "import sys, drafter_service.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize("address", ["", "8000", "a:b", ":1", "host:70000", "host:-1"])
-def test_addresses_that_are_none_are_refused(address):
-    with pytest.raises(ConfigError):
-        split_address(address)
-
-
-def test_addresses_are_split_at_the_last_colon():
-    assert split_address("[::1]:80") == ("::1", 80)
-    assert split_address("localhost:0") == ("localhost", 0)
 
 
 def test_eagle3_needs_a_checkpoint_that_exists(tmp_path):

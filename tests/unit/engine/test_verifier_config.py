@@ -16,7 +16,6 @@ from verifier_service.config import (
     VerifierSettings,
     load_settings,
     parse_settings,
-    split_address,
 )
 from verifier_service.engine.settings import EngineSettings
 from verifier_service.engine.stats import EngineStats
@@ -71,20 +70,6 @@ def test_every_field_says_what_it_is():
 
 def test_the_token_is_not_shown():
     assert "hush" not in repr(parse_settings({"token": "hush"}))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("host:65535", ("host", 65535))],
-)
-def test_addresses_are_split(text: str, expected: tuple[str, int]):
-    assert split_address(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "host", ":80", "host:", "host:x", "host:65536", "host:-1"])
-def test_addresses_without_a_port_are_refused(text: str):
-    with pytest.raises(ConfigError):
-        split_address(text)
 
 
 def test_a_memory_budget_becomes_slots_with_the_scrap_page_paid():
