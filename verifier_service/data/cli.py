@@ -13,13 +13,14 @@ from verifier_service.data.answers_file import read_answers
 from verifier_service.data.chat import Chat
 from verifier_service.data.compose import compose, load_templates, write_prompts
 from verifier_service.data.conversations import Sampler
-from verifier_service.data.engines import DTYPES, EngineChoice, target_directory
+from verifier_service.data.engines import DTYPES, EngineChoice
 from verifier_service.data.meter import Meter
 from verifier_service.data.openings import Openings, default_openings, load_openings
 from verifier_service.data.prompt_files import Prompts, read_prompts
 from verifier_service.data.regenerate import Totals, regenerate
 from verifier_service.data.synthesise import TurnsRun, synthesise
 from verifier_service.data.turns_file import TurnRules
+from verifier_service.model.embedded import ensure_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def _synthesise(args: argparse.Namespace) -> int:
 
 
 def _compose(args: argparse.Namespace) -> int:
-    chat = Chat(target_directory(args.target))
+    chat = Chat(ensure_target(args.target))
     answers = [answer for path in args.texts for answer in read_answers(path)[1]]
     texts = [chat.text(answer.answer_ids).strip() for answer in answers]
     prompts = compose(load_templates(args.templates), dict(args.count), texts, args.seed)

@@ -44,7 +44,8 @@ class TargetSummary:
 class EngineChoice:
     """How an engine is built, wherever.
 
-    target: a directory, or `embedded`. max_context: tokens of prompt and answer; None: the usual.
+    target: a directory, a GGUF file, or `embedded`. max_context: tokens of prompt and answer; None:
+    the usual.
     """
 
     target: str
@@ -55,8 +56,8 @@ class EngineChoice:
     max_context: int | None = None
 
     def directory(self) -> Path:
-        """The target's directory here; the embedded one is written when it is missing."""
-        return target_directory(self.target)
+        """The target's directory here; out of a GGUF file it is written when it is missing."""
+        return ensure_target(self.target)
 
     def build(self) -> Engine:
         """Load the target. Raises CheckpointError or ConfigError."""
@@ -67,11 +68,6 @@ class EngineChoice:
     def summarise(self) -> TargetSummary:
         """What its engines will say of the target, without loading it."""
         return summarise(self.directory(), self.max_context)
-
-
-def target_directory(target: str) -> Path:
-    """The directory of `embedded`, of a GGUF file, or the one that is named."""
-    return ensure_target(target)
 
 
 def summarise(directory: Path, max_context: int | None = None) -> TargetSummary:
