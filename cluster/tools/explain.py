@@ -1,7 +1,8 @@
 """`outrider explain`: the rounds of one request, out of the traces that verifiers wrote.
 
 Prints every round's tree, what was accepted, and where the milliseconds went; without a request
-the ids that were recorded. Needs neither a running cluster nor torch.
+the ids that were recorded. Needs no running cluster, and torch for one thing only: a `--tokenizer`
+that comes as GGUF, `embedded` included, is written as a directory first where none was kept yet.
 """
 
 import argparse
@@ -113,7 +114,10 @@ def _parser() -> argparse.ArgumentParser:
         "--traces", type=Path, required=True, help="the folder that verifier.traces.dir names"
     )
     parser.add_argument(
-        "--tokenizer", metavar="DIR", help="directory of the target, or `embedded`: show text"
+        "--tokenizer",
+        metavar="DIR",
+        help="directory of the target, or `embedded`: show text. Where `embedded` never ran, "
+        "unpacking it takes seconds, and torch",
     )
     parser.add_argument("--rounds", default="1-", metavar="A-B", help="only these rounds")
     parser.add_argument("--summary", action="store_true", help="no rounds, only the sums")

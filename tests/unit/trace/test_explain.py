@@ -1,6 +1,8 @@
 """`outrider explain` on files made by hand: what it prints, finds, tolerates and refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,40 @@ def test_tokens_are_shown_as_text_when_a_tokenizer_is_given(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"> {tokenizer.decode([40])!r}  eagle3, ngram -0.10" in out
     assert "+ '<|im_end|>'" in out
+
+
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(
+    lambda cls, name, *rest: None if name.partition(".")[0] == "torch" else find(name, *rest)
+)
+from cluster.tools.cli import main
+
+status = main(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
+
+
+def test_explain_needs_no_torch_with_or_without_a_tokenizer_directory(tmp_path):
+    target, traces = tmp_path / "target", tmp_path / "traces"
+    byte_tokenizer(384).save_pretrained(target)
+    (target / "config.json").write_text("{}")
+    write_file(traces, made_records())
+    for options, shown in ((), "> 40  eagle3"), (("--tokenizer", target), "+ '<|im_end|>'"):
+        words = map(str, ("explain", "cmpl", "--traces", traces, *options))
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout
 
 
 def test_json_says_the_same_to_machines(tmp_path, capsys):
