@@ -15,6 +15,7 @@ from ray.serve import Application
 from cluster.config import ClusterConfig, DrafterEntry, Placement, SecuritySection
 from cluster.fleet.autoscaling import DrafterPolicy
 from cluster.fleet.deployments import DrafterDeployment, IngressDeployment, VerifierDeployment
+from cluster.fleet.verifier_router import VerifierRouter
 from protos.errors import ConfigError
 from verifier_service.config import THREAD_WAITING
 
@@ -91,6 +92,9 @@ def _verifier(config: ClusterConfig, token: str, drafters: dict[str, Application
         max_ongoing_requests=places + _SPARE_PLACES,
         max_queued_requests=places,
         graceful_shutdown_timeout_s=section.drain_s,
+        request_router_config={
+            "request_router_class": f"{VerifierRouter.__module__}:{VerifierRouter.__name__}"
+        },
         health_check_period_s=5,
         health_check_timeout_s=30,
         ray_actor_options=_actor_options(section.placement, section.num_threads),

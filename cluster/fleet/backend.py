@@ -1,7 +1,8 @@
 """The ingress's view of the verifiers: a Serve handle behind the HTTP face's port.
 
-Knows no HTTP and no model. Invariant: a generation that is closed early cancels the request at the
-verifier; a verifier's errors come out as the classes they went in.
+Knows no HTTP and no model. Invariants: a generation that is closed early cancels the request at the
+verifier; a verifier's errors come out as the classes they went in; a request that lost a verifier
+does not go to it again while there is another one.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any, Final
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
+from cluster.fleet.failover import Losses, Suspects, Ticket
 from cluster.fleet.messages import StreamItem, VerifierReport
 from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
@@ -24,7 +26,9 @@ from protos.grammar import GRAMMAR_PARAM
 logger = logging.getLogger(__name__)
 
 SILENT_LOOKS: Final = 3
-MAX_FAILOVERS: Final = 2
+_SUSPECT_SILENCES: Final = 4
+"""How long new requests keep away from a verifier that was lost and gives no sign of life, in
+multiples of the silence that lost it. Serve replaces one that hangs in less."""
 
 
 class VerifierLost(PeerUnavailable):
@@ -33,6 +37,10 @@ class VerifierLost(PeerUnavailable):
 
 class VerifierSilent(VerifierLost):
     """No tokens and no sign of life for the time a verifier is given."""
+
+
+class VerifierLeaves(VerifierLost):
+    """It is about to go and lets nobody in."""
 
 
 class HandleBackend:
@@ -54,6 +62,8 @@ class HandleBackend:
         self._silence_s = silence_s
         self._reports: tuple[VerifierReport, ...] = ()
         self._router = Router()
+        self._suspects = Suspects(_SUSPECT_SILENCES * silence_s)
+        self._looking: asyncio.Task[tuple[VerifierReport, ...]] | None = None
         self._num_silent = 0
         self._heard = False
         self._num_failovers = 0
@@ -69,9 +79,10 @@ class HandleBackend:
 
     async def close(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def served(self) -> Served:
         """See `Backend.served`; the smallest of all verifiers where they differ."""
@@ -90,36 +101,44 @@ class HandleBackend:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
         """See `Backend.generate`. When a verifier is lost, another one goes on after the tokens
         committed so far: the text does not show it (law 6)."""
-        routed = self._router.route(request)
-        progress = Progress(routed)
-        for _ in range(MAX_FAILOVERS):
+        progress = Progress(self._router.route(request))
+        losses = Losses()
+        while True:
+            ticket = Ticket(losses.replica_ids, self._suspects.current())
+            gave_tokens = False
             try:
-                async with aclosing(self._attempt(progress.rest())) as runs:
+                async with aclosing(self._attempt(progress.rest(), ticket)) as runs:
                     async for run in runs:
+                        gave_tokens = True
                         yield progress.take(run)
                 return
             except VerifierLost as error:
-                if not await self._has_another(error):
+                has_failed = not isinstance(error, VerifierSilent | VerifierLeaves)
+                losses.add(ticket.replica_id, has_failed=has_failed, gave_tokens=gave_tokens)
+                if ticket.replica_id is not None:
+                    self._suspects.add(ticket.replica_id)
+                if losses.is_enough or not await self._has_another(losses):
                     raise
                 self._num_failovers += 1
-                logger.warning("%s: goes on at another verifier", request.request_id)
-        async with aclosing(self._attempt(progress.rest())) as runs:
-            async for run in runs:
-                yield progress.take(run)
+                where = ticket.replica_id or "a verifier"
+                logger.warning("%s: lost %s, goes on at another", request.request_id, where)
 
-    async def _attempt(self, request: GenerationRequest) -> AsyncGenerator[TokenRun, None]:
+    async def _attempt(
+        self, request: GenerationRequest, ticket: Ticket
+    ) -> AsyncGenerator[TokenRun, None]:
         """One verifier's runs. Raises: VerifierLost, InvalidRequest when the request is at fault,
         and what the verifier raised."""
-        response = self._generate.remote(request)
+        response = self._generate.remote(request, ticket)
         finished = False
         try:
             while (item := await self._next_item(response, request.request_id)) is not None:
                 if isinstance(item, OutriderError):
                     finished = True
                     if isinstance(item, PeerUnavailable):
-                        # It is going away and lets nobody in: another one may.
-                        raise VerifierLost(str(item))
+                        raise VerifierLeaves(str(item))
                     raise item
+                if item.finish_reason is not FinishReason.ERROR:
+                    self._suspects.clear(ticket.replica_id)
                 if not item.ids and item.finish_reason is None:
                     continue
                 finished = item.finish_reason is not None
@@ -159,12 +178,17 @@ class HandleBackend:
         self._heard = True
         return item
 
-    async def _has_another(self, error: VerifierLost) -> bool:
-        """Whether the request can go on elsewhere. A silent verifier may have been dropped from
-        the reports already; one that died stands in them still."""
-        if isinstance(error, VerifierSilent):
-            return bool(await self._look()) or len(self._reports) > 1
-        return len(self._reports) > 1
+    async def _has_another(self, losses: Losses) -> bool:
+        """Whether the request can go on elsewhere: a verifier is known that it has not lost.
+
+        Only where none is known a look is taken, and a look says who answers, never who does not:
+        while a verifier hangs, every look is spoilt and the reports are those from before.
+        """
+        if not losses.leave_another(report.replica_id for report in self._reports):
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)
+        return losses.leave_another(report.replica_id for report in self._reports)
 
     async def statistics(self) -> Mapping[str, object]:
         """Sums over verifier replicas of what they report, and the replicas there are."""
@@ -201,9 +225,11 @@ class HandleBackend:
             logger.warning("verifiers do not answer: %s", type(error).__name__)
             results = []
             is_spoilt = isinstance(error, TimeoutError) and len(self._reports) > 1
-        reports = tuple(
-            r for r in results if isinstance(r, VerifierReport) and r.silent_s < self._silence_s
-        )
+        answers = [result for result in results if isinstance(result, VerifierReport)]
+        reports = tuple(r for r in answers if r.silent_s < self._silence_s)
+        for report in answers:
+            alive = report.silent_s < self._silence_s
+            (self._suspects.clear if alive else self._suspects.add)(report.replica_id)
         is_silent = not reports and not self._heard and not is_spoilt
         self._num_silent = self._num_silent + 1 if is_silent else 0
         self._heard = False

@@ -7,6 +7,7 @@ never here.
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from cluster.fleet.assembly import build_drafter_server, build_verifier, resolve
 from cluster.fleet.autoscaling import drafter_statistics
 from cluster.fleet.backend import HandleBackend
 from cluster.fleet.directory import Directory
+from cluster.fleet.failover import Ticket
 from cluster.fleet.logs import join_serve_logs
 from cluster.fleet.messages import DrafterReport, SourceReport, StreamItem, VerifierReport
 from cluster.fleet.statistics import statistics_of
@@ -89,9 +91,11 @@ class VerifierDeployment:
         self._directory = Directory(drafters, self._exchange, router.period_s, router.timeout_s)
         await self._directory.start()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamItem, None]:
+    async def generate(
+        self, request: GenerationRequest, _ticket: Ticket | None = None
+    ) -> AsyncGenerator[StreamItem, None]:
         """Runs of one request, one per step, and runs without tokens while it waits; an error is
-        the last item, as a value."""
+        the last item, as a value. _ticket: was for the router that chose this replica."""
         try:
             async with aclosing(self._service.generate(request, self._beat_s)) as runs:
                 async for run in runs:
@@ -119,7 +123,7 @@ class VerifierDeployment:
                 for name in self._names
             ),
             statistics=statistics_of(stats, self._exchange.counts(), self._planner.counts),
-            silent_s=self._service.silent_s,
+            silent_s=math.inf if self._service.failure else self._service.silent_s,
         )
 
     def record_autoscaling_stats(self) -> dict[str, float]:

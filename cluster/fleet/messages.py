@@ -25,7 +25,7 @@ class SourceReport:
 class VerifierReport:
     """One verifier replica. `statistics` holds counts and sums, nested by name.
 
-    silent_s: how long it has made no step with work present.
+    silent_s: how long it has made no step with work present; inf when its engine has failed.
     """
 
     replica_id: str

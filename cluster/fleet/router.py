@@ -3,9 +3,9 @@
 Pure: published statistics in, a request with fewer drafters out. The slow half of two time scales
 (design 8): verifiers re-plan every round from the request's own evidence; this only keeps a
 drafter that nobody's target agrees with from being fed every new prompt. Which verifier takes a
-request is Serve's choice (power of two by queue length); which replica of a drafter, the
-verifier's (least load). Invariants: the text and the user's override are never touched; evidence
-fades, so that nothing is left out for good.
+request is chosen in `verifier_router` (power of two by queue length); which replica of a drafter,
+by the verifier (least load). Invariants: the text and the user's override are never touched;
+evidence fades, so that nothing is left out for good.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 from cluster.fleet.backend import SILENT_LOOKS, HandleBackend, VerifierSilent
+from cluster.fleet.failover import Ticket
 from cluster.fleet.messages import SourceReport, StreamItem, VerifierReport
 from protos.errors import Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
@@ -87,7 +88,9 @@ class Handle:
     def options(self, **_options: object) -> "Handle":
         return self
 
-    def remote(self, request: GenerationRequest) -> Response:
+    def remote(self, request: GenerationRequest, ticket: Ticket) -> Response:
+        # Who has it stays unknown, as while Serve still looks for a replica.
+        assert ticket.replica_id is None
         self.asked.append(request)
         self.responses.append(Response(self._verifiers.pop(0)(request)))
         return self.responses[-1]
