@@ -288,7 +288,8 @@ def test_a_verifier_that_goes_changes_no_text(live: LiveCluster, blow: signal.Si
     failovers = live.statistic("outrider_failovers_total")
     try:
         broken = asyncio.run(go())
-        assert live.statistic("outrider_failovers_total") > failovers
+        # Once per request at most: none goes back to the one it lost.
+        assert 0 < live.statistic("outrider_failovers_total") - failovers <= len(prompts)
         with live.client() as client:
             assert broken == [client.complete(p, **options).token_ids for p in prompts]
     finally:
@@ -296,12 +297,9 @@ def test_a_verifier_that_goes_changes_no_text(live: LiveCluster, blow: signal.Si
             with contextlib.suppress(ProcessLookupError):
                 # Serve itself takes minutes to give up one that hangs.
                 os.kill(victim, signal.SIGKILL)
-    wait_for(
-        lambda: len(live.replicas("verifier")) == 2 and live.replicas("verifier") != before,
-        "a new verifier",
-        120,
-    )
-    wait_for(lambda: live.statistic("outrider_verifier_replicas") == 2, "both serve", 120)
+        # Whatever was found here, the next test finds two.
+        wait_for(lambda: len(live.replicas("verifier") - set(victims)) == 2, "a new verifier", 120)
+        wait_for(lambda: live.statistic("outrider_verifier_replicas") == 2, "both serve", 120)
 
 
 def test_drafters_scale_with_sessions_and_back(live: LiveCluster) -> None:
