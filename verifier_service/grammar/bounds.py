@@ -6,10 +6,14 @@ divisors and many patterns take minutes, in code that nothing can interrupt. The
 inside what was tried with the usual stack of 8 MiB: 1,000 references, 2,000 rules, 8,000 characters
 of optional letters, a divisor of 120,000.
 
+What stands in `const`, `enum`, `default` and `examples` are values, whatever their keys are called:
+they are not looked at, unless a reference may point there and make schemas of them.
+
 Pure. Invariant: what passes is compiled in about two seconds at worst, or refused by llguidance.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
@@ -26,6 +30,17 @@ MAX_PATTERNS: Final = 100
 MAX_DIVISOR: Final = 20_000
 """All `multipleOf` of one schema, multiplied: where they meet, their common multiple counts."""
 
+_REFERENCES: Final = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
+_VALUES: Final = frozenset(("const", "enum", "default", "examples"))
+_BY_NAME: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+"""Hold schemas under names of the user's own, which are no keywords."""
+_IN_LISTS: Final = frozenset(("items", "prefixItems", "additionalItems", "contains"))
+_IN_OBJECTS: Final = frozenset(("additionalProperties", "propertyNames"))
+_COMBINED: Final = frozenset(("anyOf", "oneOf", "allOf", "not", "if", "then", "else"))
+_SCHEMAS: Final = _IN_LISTS | _IN_OBJECTS | _COMBINED
+_PLAIN_POINTER: Final = re.compile(r"#(/[^%~]*)?")
+"""What this says is what it means; others may be spelt in many ways."""
+
 
 def schema_of(text: str) -> dict[str, Any]:
     """A JSON schema within bounds. Raises InvalidRequest."""
@@ -38,8 +53,11 @@ def schema_of(text: str) -> dict[str, Any]:
     if not isinstance(kept, dict):
         raise refused("a schema must be an object")
     num_references, num_patterns, divisor = 0, 0, 1
-    for key, value in _members(schema):
-        num_references += key in ("$ref", "$dynamicRef", "$recursiveRef")
+    members = list(_members(schema, is_schema=True))
+    if any(key in _REFERENCES and _may_reach_values(value) for key, value in members):
+        members = list(_members(schema, is_schema=False))
+    for key, value in members:
+        num_references += key in _REFERENCES
         if key == "multipleOf" and isinstance(value, int | Decimal):
             divisor *= max(abs(_digits(value)), 1)
         if key in ("pattern", "patternProperties", "x-guidance"):
@@ -75,16 +93,34 @@ def refused(why: str) -> InvalidRequest:
     return InvalidRequest(f"the grammar cannot be used: {said}"[:300], GRAMMAR_PARAM)
 
 
-def _members(value: object) -> Iterator[tuple[str, object]]:
-    """Every member of every object, however deep."""
-    waiting = [value]
+def _members(value: object, is_schema: bool) -> Iterator[tuple[str, object]]:
+    """Every member of every object, however deep.
+
+    is_schema: `value` is one; the values in it, and in the schemas that it surely holds, are left
+    out. Below a key that is not known here nothing is.
+    """
+    waiting = [(value, is_schema)]
     while waiting:
-        here = waiting.pop()
-        if isinstance(here, dict):
-            yield from here.items()
-            waiting.extend(here.values())
-        elif isinstance(here, list):
-            waiting.extend(here)
+        here, is_schema = waiting.pop()
+        if isinstance(here, list):
+            waiting.extend((inner, is_schema) for inner in here)
+        elif isinstance(here, dict):
+            for key, inner in here.items():
+                if is_schema and key in _VALUES:
+                    continue
+                yield key, inner
+                if is_schema and key in _BY_NAME and isinstance(inner, dict):
+                    yield from inner.items()
+                    waiting.extend((named, True) for named in inner.values())
+                else:
+                    waiting.append((inner, is_schema and key in _SCHEMAS))
+
+
+def _may_reach_values(reference: object) -> bool:
+    """True unless a reference surely points at no value: a pointer may go through any member."""
+    if not isinstance(reference, str) or not _PLAIN_POINTER.fullmatch(reference):
+        return True
+    return not _VALUES.isdisjoint(reference.split("/"))
 
 
 def _check_patterns(value: object) -> None:

@@ -30,6 +30,16 @@ def as_schema(text: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
+DIVISOR = {"type": "integer", "multipleOf": 1_234_567}
+LOOKS_LIKE_A_SCHEMA = {
+    "$ref": "http://example.com/x",
+    "multipleOf": 9973,
+    "pattern": "(" * 2_500,
+    "patternProperties": {f"({n}": {"multipleOf": 0} for n in range(30)},
+}
+VALUES = [{"no": n, "said": LOOKS_LIKE_A_SCHEMA} for n in range(4)]
+SMALL_VALUES = [{"no": n, "$ref": "y", "multipleOf": n} for n in range(1500)]
+
 REFUSED = {
     "no such type": (schema({"type": "objekt"}), "objekt"),
     "a keyword that cannot be kept": (schema({"type": "object", "not": {}}), "not"),
@@ -68,6 +78,26 @@ REFUSED = {
         schema({"patternProperties": {f"^{n}x*$": {} for n in range(101)}}),
         "patternProperties",
     ),
+    "a divisor among values that a reference makes a schema": (
+        schema({"$ref": "#/default/a", "default": {"a": DIVISOR}}),
+        "20000",
+    ),
+    "the same, spelt otherwise": (
+        schema({"$ref": "#/def%61ult/a", "default": {"a": DIVISOR}}),
+        "20000",
+    ),
+    "the same, from a base": (
+        schema({"$id": "http://x/y", "$ref": "y#/default/a", "default": {"a": DIVISOR}}),
+        "20000",
+    ),
+    "a divisor below a property that is called like a keyword": (
+        schema({"properties": {"enum": {"properties": {"const": DIVISOR}}}}),
+        "20000",
+    ),
+    "a divisor below an unknown key": (
+        schema({"own": {"const": DIVISOR}, "$ref": "#/own/const"}),
+        "20000",
+    ),
     "too many members": (
         schema({"type": "object", "properties": {f"p{n}": {} for n in range(1500)}}),
         "items",
@@ -91,6 +121,21 @@ LARGE = {
     "options": schema({"enum": [f"value {7919 * n % 10007}" for n in range(5000)]}),
     "a divisor": schema({"type": "number", "multipleOf": 0.01}),
     "a long text": schema({"const": "ab" * 50_000}),
+    "values that look like schemas": schema({"enum": VALUES}),
+    "many values that look like schemas": schema({"enum": SMALL_VALUES}),
+    "one value that looks like a schema": schema({"const": VALUES}),
+    "values that say nothing of the text": schema(
+        {"type": "object", "default": VALUES[0], "examples": VALUES}
+    ),
+    "values deep in a schema": schema(
+        {
+            "type": "object",
+            "properties": {
+                "const": {"anyOf": [{"items": {"enum": VALUES}}, {"$ref": "#/$defs/pet"}]}
+            },
+            "$defs": {"pet": {"const": LOOKS_LIKE_A_SCHEMA}},
+        }
+    ),
 }
 
 
