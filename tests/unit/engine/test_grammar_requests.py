@@ -22,12 +22,11 @@ from tests.fakes import (
     HashTarget,
     RandomPlanner,
     fixed_children_source,
-    future_source,
-    random_source,
     request,
     small_settings,
 )
 from tests.tiny import EOS_ID
+from tests.unit.engine.known_texts import good_and_liar
 from tests.unit.grammar.grammar_cases import (
     ONE_OF_EACH,
     PERSON,
@@ -146,13 +145,6 @@ def run(engine: Engine, requests: Sequence[GenerationRequest]) -> tuple[Texts, C
     return texts, client
 
 
-def drafting_of(truth: Texts, error_rate: float) -> FakeDrafting:
-    futures = {r.request_id: (*r.prompt_ids, *truth[r.request_id]) for r in some_requests()}
-    return FakeDrafting(
-        {"good": future_source(futures, VOCAB, error_rate), "liar": random_source(VOCAB)}
-    )
-
-
 def planned(*names: str, kind: PlanKind) -> StaticPlanner:
     plan = Plan(kind, depth=6, width=3, nodes=16)
     return StaticPlanner([SourcePlan(name, plan) for name in names])
@@ -195,14 +187,18 @@ def test_a_finished_text_is_json_of_its_schema(truth: Texts):
 @pytest.mark.parametrize("kind", [PlanKind.CHAIN, PlanKind.TREE])
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 def test_drafts_leave_the_text_alone(truth: Texts, kind: PlanKind, error_rate: float):
-    engine = engine_of(drafting_of(truth, error_rate), planned("good", "liar", kind=kind))
+    engine = engine_of(
+        good_and_liar(some_requests(), truth, VOCAB, error_rate), planned("good", "liar", kind=kind)
+    )
     texts, _ = run(engine, some_requests())
     assert texts == truth
     assert dict(engine.stats().accepted_by_source)["good"] > 60
 
 
 def test_right_drafts_are_accepted_up_to_the_end_of_the_text(truth: Texts):
-    engine = engine_of(drafting_of(truth, 0.0), planned("good", kind=PlanKind.CHAIN))
+    engine = engine_of(
+        good_and_liar(some_requests(), truth, VOCAB, 0.0), planned("good", kind=PlanKind.CHAIN)
+    )
     client = Client(engine)
     asked = some_requests()[0]
     client.submit(asked)
@@ -239,7 +235,9 @@ def test_what_the_grammar_forbids_is_never_verified():
 @pytest.mark.parametrize("seed", range(3))
 def test_any_plan_and_preemption_leave_the_text_alone(truth: Texts, seed: int):
     settings = small_settings(num_slots=160)
-    engine = engine_of(drafting_of(truth, 0.3), RandomPlanner(seed), settings)
+    engine = engine_of(
+        good_and_liar(some_requests(), truth, VOCAB, 0.3), RandomPlanner(seed), settings
+    )
     texts, _ = run(engine, some_requests())
     assert texts == truth
     assert engine.stats().num_preemptions > 0
@@ -254,7 +252,7 @@ def test_a_request_that_arrives_with_output_goes_on_alike(truth: Texts, steps: i
         first.engine.step()
     half = first.texts()
     resumed = [replace(r, output_ids=half[r.request_id]) for r in some_requests()]
-    engine = engine_of(drafting_of(truth, 0.3), RandomPlanner(1))
+    engine = engine_of(good_and_liar(some_requests(), truth, VOCAB, 0.3), RandomPlanner(1))
     rest, _ = run(engine, resumed)
     assert {name: half[name] + ids for name, ids in rest.items()} == truth
 
@@ -310,7 +308,9 @@ def test_a_failing_state_ends_its_own_request_only(truth: Texts, monkeypatch):
         return words
 
     monkeypatch.setattr(GrammarState, "allowed", allowed)
-    engine = engine_of(drafting_of(truth, 0.3), planned("good", kind=PlanKind.TREE))
+    engine = engine_of(
+        good_and_liar(some_requests(), truth, VOCAB, 0.3), planned("good", kind=PlanKind.TREE)
+    )
     texts, client = run(engine, some_requests())
     assert some_requests()[1].options.grammar == faulty
     last = client.last("r1")

@@ -17,11 +17,10 @@ from tests.fakes import (
     FakeDrafting,
     HashTarget,
     RandomPlanner,
-    future_source,
-    random_source,
     request,
     small_settings,
 )
+from tests.unit.engine.known_texts import good_and_liar
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.ports import Planner, SourcePlan
 from verifier_service.engine.settings import EngineSettings
@@ -95,13 +94,6 @@ def texts_of(
     return texts, engine
 
 
-def drafting_of(truth: Texts, error_rate: float) -> FakeDrafting:
-    futures = {r.request_id: (*r.prompt_ids, *truth[r.request_id]) for r in some_requests()}
-    return FakeDrafting(
-        {"good": future_source(futures, VOCAB, error_rate), "liar": random_source(VOCAB)}
-    )
-
-
 def test_every_option_changes_a_text(truth: Texts):
     plain = {
         asked.request_id: by_definition(replace(asked, options=LogitOptions()))
@@ -128,7 +120,9 @@ def test_drafts_of_any_quality_leave_the_text_alone(
     plan = Plan(kind, depth=5, width=3, nodes=14)
     planner = StaticPlanner([SourcePlan(name, plan) for name in names])
     settings = small_settings(max_tokens_per_step=256)
-    texts, engine = texts_of(some_requests(), drafting_of(truth, error_rate), planner, settings)
+    texts, engine = texts_of(
+        some_requests(), good_and_liar(some_requests(), truth, VOCAB, error_rate), planner, settings
+    )
     assert texts == truth
     if names == ("good",):
         assert engine.stats().num_accepted > 60
@@ -138,7 +132,10 @@ def test_drafts_of_any_quality_leave_the_text_alone(
 def test_preemption_leaves_the_text_alone(truth: Texts, seed: int):
     settings = small_settings(num_slots=160)
     texts, engine = texts_of(
-        some_requests(), drafting_of(truth, 0.3), RandomPlanner(seed), settings
+        some_requests(),
+        good_and_liar(some_requests(), truth, VOCAB, 0.3),
+        RandomPlanner(seed),
+        settings,
     )
     assert texts == truth
     assert engine.stats().num_preemptions > 0
@@ -151,7 +148,7 @@ def test_a_replay_with_committed_output_goes_on_alike(truth: Texts, num_before: 
         for asked in some_requests()
         if len(truth[asked.request_id]) > num_before
     ]
-    rest, _ = texts_of(resumed, drafting_of(truth, 0.3), RandomPlanner(1))
+    rest, _ = texts_of(resumed, good_and_liar(some_requests(), truth, VOCAB, 0.3), RandomPlanner(1))
     assert rest
     for asked in resumed:
         assert asked.output_ids + rest[asked.request_id] == truth[asked.request_id]

@@ -16,6 +16,7 @@ from tests.fakes import (
     request,
     small_settings,
 )
+from tests.unit.engine.known_texts import wholes
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.ports import Planner, SourcePlan
 from verifier_service.engine.settings import EngineSettings
@@ -79,7 +80,7 @@ def test_values_are_those_of_the_path_without_drafts(chunk: int):
 @pytest.mark.parametrize("kind", [PlanKind.CHAIN, PlanKind.TREE])
 def test_values_are_those_of_the_path_with_drafts(kind: PlanKind):
     texts, _ = check(FakeDrafting(), StaticPlanner(), small_settings())
-    futures = {r.request_id: (*r.prompt_ids, *texts[r.request_id]) for r in some_requests()}
+    futures = wholes(some_requests(), texts)
     drafting = FakeDrafting({"good": future_source(futures, VOCAB, 0.3)})
     planner = StaticPlanner([SourcePlan("good", Plan(kind, depth=5, width=3, nodes=14))])
     settings = small_settings(max_tokens_per_step=256)
@@ -90,7 +91,7 @@ def test_values_are_those_of_the_path_with_drafts(kind: PlanKind):
 
 def test_preemption_loses_no_value_and_gives_none_twice():
     texts, _ = check(FakeDrafting(), StaticPlanner(), small_settings())
-    futures = {r.request_id: (*r.prompt_ids, *texts[r.request_id]) for r in some_requests()}
+    futures = wholes(some_requests(), texts)
     drafting = FakeDrafting({"good": future_source(futures, VOCAB, 0.3)})
     _, engine = check(drafting, RandomPlanner(2), small_settings(num_slots=128))
     assert engine.stats().num_preemptions > 0

@@ -22,6 +22,7 @@ from tests.fakes import (
     request,
     small_settings,
 )
+from tests.unit.engine.known_texts import wholes
 from verifier_service.engine.loop import Engine
 from verifier_service.engine.ports import Planner, SequenceView, SourcePlan
 from verifier_service.engine.settings import EngineSettings
@@ -93,7 +94,7 @@ def truth() -> Texts:
 
 @pytest.fixture(scope="module")
 def futures(truth: Texts) -> Texts:
-    return {r.request_id: (*r.prompt_ids, *truth[r.request_id]) for r in some_requests()}
+    return wholes(some_requests(), truth)
 
 
 def planned(*names: str, kind: PlanKind = PlanKind.CHAIN) -> StaticPlanner:
@@ -186,7 +187,7 @@ def test_a_request_replayed_with_its_committed_output_goes_on_alike(
 def test_ties_of_the_scores_do_not_depend_on_drafts():
     requests = some_requests()
     truth = alone(requests, grain=3.0)
-    futures = {r.request_id: (*r.prompt_ids, *truth[r.request_id]) for r in requests}
+    futures = wholes(requests, truth)
     drafting = FakeDrafting({"future": future_source(futures, VOCAB, 0.3)})
     engine = engine_of(drafting, planned("future", kind=PlanKind.TREE), grain=3.0)
     assert together(engine, requests) == truth
