@@ -280,6 +280,10 @@ class FakeDrafting:
     is_closed: bool = False
     _waiting: dict[tuple[int, str], tuple[int, CandidateTree]] = field(default_factory=dict)
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
+
     def sources(self) -> Sequence[SourceInfo]:
         return [
             SourceInfo(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _GAUGES: Final = frozenset(
     {"num_running", "num_waiting", "num_pages", "num_free_pages", "num_cached_pages"}
+    | {"num_draft_sessions"}
 )
 _CLOCKS: Final = frozenset({"last_step_s"})
 

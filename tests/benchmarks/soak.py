@@ -37,6 +37,7 @@ _WATCHED: Final = (
     "vllm:num_requests_running",
     "outrider_verifier_num_running",
     "outrider_verifier_num_waiting",
+    "outrider_verifier_num_draft_sessions",
 )
 _SCHEMA: Final = {
     "type": "object",
@@ -170,17 +171,27 @@ async def _left(url: str) -> dict[str, float]:
     async with AsyncOutriderClient(url) as client:
         until = time.monotonic() + _IDLE_S
         while True:
-            now = await client.statistics()
-            held = {
-                name: value
-                for name, value in now.items()
-                if name.startswith(_WATCHED) or ("session" in name and "total" not in name)
-            }
-            pages = _sum(now, "outrider_verifier_num_pages")
-            held["pages not free"] = pages - _sum(now, "outrider_verifier_num_free_pages")
+            held = still_held(await client.statistics())
             if not any(held.values()) or time.monotonic() > until:
                 return held
             await asyncio.sleep(1.0)
+
+
+def still_held(now: dict[str, float]) -> dict[str, float]:
+    """Gauges that are to come to zero, by name. One that is not told is held: nobody knows."""
+    held = {f"{name} is not told": 1.0 for name in _WATCHED if not _told(now, name)}
+    held |= {
+        name: value
+        for name, value in now.items()
+        if name.startswith(_WATCHED) or ("session" in name and "total" not in name)
+    }
+    pages = _sum(now, "outrider_verifier_num_pages")
+    held["pages not free"] = pages - _sum(now, "outrider_verifier_num_free_pages")
+    return held
+
+
+def _told(values: dict[str, float], name: str) -> bool:
+    return any(key.partition("{")[0] == name for key in values)
 
 
 def _sum(values: dict[str, float], name: str) -> float:

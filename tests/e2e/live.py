@@ -32,8 +32,12 @@ class LiveCluster:
 
     def statistic(self, name: str) -> float:
         """One number of /metrics, 0 while it is absent."""
+        return self.statistics().get(name, 0.0)
+
+    def statistics(self) -> dict[str, float]:
+        """All of /metrics."""
         with self.client() as client:
-            return client.statistics().get(name, 0.0)
+            return client.statistics()
 
     def replicas(self, deployment: str) -> set[int]:
         """Process ids of a deployment's replicas, by the titles that Ray gives them."""

@@ -228,6 +228,7 @@ def test_a_storm_of_cut_streams_leaves_nothing_behind(live: LiveCluster) -> None
         asyncio.run(go())
         wait_for(lambda: live.statistic("outrider_verifier_num_running") == 0, "rest", 60)
         wait_for(lambda: live.statistic("outrider_verifier_num_waiting") == 0, "rest", 60)
+        wait_for(lambda: live.statistics()["outrider_verifier_num_draft_sessions"] == 0, "rest", 60)
         for gauge in ("num_pages", "num_free_pages"):
             assert live.statistic(f"outrider_verifier_{gauge}") == 2 * (8192 // 16)
         assert live.statistic('vllm:num_requests_running{model_name="tiny"}') == 0

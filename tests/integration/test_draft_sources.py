@@ -59,6 +59,27 @@ def test_two_sources_draft_side_by_side_in_one_round(build, remote, truth):
     assert by_source["fake"] > 0
 
 
+def test_open_sessions_are_counted_over_all_sources_and_none_is_left(build, remote):
+    house = build([SourcePlan("ngram", CHAIN), SourcePlan("fake", TREE)])
+    house.exchange.add_local(ngram())
+    house.offer("fake", remote.address)
+    house.client.submit(with_override(REQUESTS[0], mode=SpeculationMode.OFF))
+    for request in REQUESTS[1:]:
+        house.client.submit(request)
+    assert house.engine.stats().num_draft_sessions == 0
+    house.engine.step()
+    house.engine.step()
+    assert house.engine.stats().num_draft_sessions == 4, "two requests at two sources each"
+    house.engine.cancel(house.client.keys["c"])
+    house.engine.step()
+    assert house.engine.stats().num_draft_sessions == 2
+    house.exchange.set_replicas("fake", [])
+    house.engine.step()
+    assert house.engine.stats().num_draft_sessions == 1, "who is not offered any more keeps none"
+    house.client.finish()
+    assert house.engine.stats().num_draft_sessions == 0
+
+
 def test_a_local_drafter_answers_without_any_wait(build, truth):
     house = build([SourcePlan("ngram", CHAIN)], deadline_s=0.0)
     house.exchange.add_local(ngram())

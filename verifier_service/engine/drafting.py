@@ -99,6 +99,11 @@ class DraftExchange:
             return
         self._pool(source).offer(replicas, self._make_peer)
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that running requests have now, over all sources."""
+        return len(self._book)
+
     def counts(self) -> dict[str, DraftCounts]:
         """Sums by source."""
         return {name: pool.tally.snapshot() for name, pool in self._pools.items()}

@@ -142,6 +142,7 @@ class Engine:
             self._pool.num_pages,
             self._pool.num_free + self._pool.num_idle,
             self._pool.num_idle,
+            self._drafting.num_sessions,
         )
         return self._counters.snapshot(gauges, self._cache.num_evicted)
 
@@ -181,8 +182,10 @@ class Engine:
             self._tracer.close()
 
     def check_idle(self) -> None:
-        """With nothing running every page is free or cached; an AssertionError means a bug."""
+        """With nothing running every page is free or cached, and no draft session is open; an
+        AssertionError means a bug."""
         assert not self._requests, "requests are still running"
+        assert not self._drafting.num_sessions, "draft sessions are still open"
         self.check_balance()
 
     def check_balance(self) -> None:

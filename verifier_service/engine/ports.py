@@ -108,6 +108,10 @@ class SourceInfo:
 class Drafting(Protocol):
     """The draft exchange: sources, sessions, the prefix rule. Used by the engine's thread."""
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open now, over all sources. Asked by any thread."""
+
     def sources(self) -> Sequence[SourceInfo]:
         """Sources that can be asked now."""
 

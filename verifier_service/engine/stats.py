@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Gauges: num_running, num_waiting, num_pages, num_free_pages, num_cached_pages.
+    """A snapshot. Gauges: num_running, num_waiting, num_pages, num_free_pages, num_cached_pages,
+    num_draft_sessions.
 
     num_free_pages: pages to be had at once; num_cached_pages: those of them that still hold the KV
-    of a prefix. num_looked_up_tokens: prompt tokens of admitted requests; num_cached_tokens: those
-    found in the prefix cache; num_prompt_tokens: those computed. Seconds.
+    of a prefix. num_draft_sessions: one per request and source that it is shown to.
+    num_looked_up_tokens: prompt tokens of admitted requests; num_cached_tokens: those found in the
+    prefix cache; num_prompt_tokens: those computed. Seconds.
     last_step_s: monotonic clock at the end of the newest step; with work present and this long
     ago, the engine is stuck. step_s: wall time of all steps, its parts draft_wait_s and verify_s.
     """
@@ -26,6 +28,7 @@ class EngineStats:
     num_pages: int = 0
     num_free_pages: int = 0
     num_cached_pages: int = 0
+    num_draft_sessions: int = 0
     num_requests: int = 0
     finished: tuple[tuple[str, int], ...] = ()
     num_steps: int = 0
@@ -60,6 +63,7 @@ class Gauges:
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
+    num_draft_sessions: int
 
 
 @dataclass(slots=True)
@@ -135,6 +139,7 @@ class EngineCounters:
             num_pages=gauges.num_pages,
             num_free_pages=gauges.num_free_pages,
             num_cached_pages=gauges.num_cached_pages,
+            num_draft_sessions=gauges.num_draft_sessions,
             num_evicted_pages=num_evicted_pages,
             num_requests=self.num_requests,
             finished=tuple(sorted(self.finished.items())),

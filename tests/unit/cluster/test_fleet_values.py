@@ -64,12 +64,18 @@ def test_a_users_override_is_never_touched() -> None:
 
 def test_statistics_become_named_and_labelled_samples() -> None:
     stats = EngineStats(
-        num_running=2, num_steps=5, accepted_by_depth=(4, 1), finished=(("stop", 3),)
+        num_running=2,
+        num_draft_sessions=3,
+        num_steps=5,
+        accepted_by_depth=(4, 1),
+        finished=(("stop", 3),),
     )
     one = statistics_of(stats, {"ngram": DraftCounts(asked=7)})
     text = render(flatten("outrider_verifier", sum_nested([one, one])))
     for line in (
         "outrider_verifier_num_running 4",
+        "# TYPE outrider_verifier_num_draft_sessions gauge",
+        "outrider_verifier_num_draft_sessions 6",
         "# TYPE outrider_verifier_num_steps_total counter",
         "outrider_verifier_num_steps_total 10",
         'outrider_verifier_accepted_total{depth="0"} 8',
