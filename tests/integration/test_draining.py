@@ -4,11 +4,14 @@ Against `python -m verifier_service`, a real process with a small real model.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable
-from pathlib import Path
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from protos import generation_pb2 as pb
 from protos import generation_pb2_grpc as rpc
@@ -18,7 +21,7 @@ from protos.errors import Overloaded, PeerUnavailable
 from protos.generation import FinishReason, TokenRun
 from protos.generation_codec import decode_token_run, encode_generation_request
 from protos.limits import Limits
-from tests.fakes import request
+from tests.fakes import HashTarget, request
 from tests.integration.test_generation_server import (
     FACTS,
     LIMIT_S,
@@ -31,9 +34,22 @@ from tests.integration.test_generation_server import (
     serving,
 )
 from tests.tiny import tiny_llama_dir
+from verifier_service.step import Span
 
-NUM_TOKENS = {1: 600, 2: 1900}
+NUM_TOKENS = {1: 300, 2: 1900}
 """What is finished is short; what is cut off must not be through before it is cut off."""
+
+
+class Held(HashTarget):
+    """Computes nothing until it may: its requests stay where they are."""
+
+    def __init__(self, vocab_size: int, **facts: Any) -> None:
+        super().__init__(vocab_size, **facts)
+        self.may_go_on = threading.Event()
+
+    def forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        assert self.may_go_on.wait(LIMIT_S)
+        return super().forward(spans)
 
 
 async def decoded(messages: AsyncIterable[pb.GenerateResponse]) -> AsyncGenerator[TokenRun, None]:
@@ -53,11 +69,24 @@ async def until_it_refuses(stub: rpc.GenerationStub) -> None:
                 raise
 
 
-@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, VerifierProcess]]:
+    """One process for every number of signals, started side by side."""
+    folder = tmp_path_factory.mktemp("draining")
+    model = tiny_llama_dir(folder / "tiny")
+    with contextlib.ExitStack() as stack:
+        yield {
+            number: stack.enter_context(
+                VerifierProcess(folder / str(number), target=str(model), drain_s=LIMIT_S)
+            )
+            for number in NUM_TOKENS
+        }
+
+
+@pytest.mark.parametrize("num_signals", NUM_TOKENS)
 def test_a_stopping_verifier_finishes_what_it_runs_and_refuses_the_rest(
-    tmp_path: Path, num_signals: int
+    verifiers: dict[int, VerifierProcess], num_signals: int
 ):
-    model = tiny_llama_dir(tmp_path / "tiny")
     asked = request("long", range(5, 25), NUM_TOKENS[num_signals], ignore_eos=True)
 
     async def scenario(verifier: VerifierProcess) -> None:
@@ -80,18 +109,18 @@ def test_a_stopping_verifier_finishes_what_it_runs_and_refuses_the_rest(
             assert runs[-1].finish_reason is FinishReason.ERROR
             assert "shutting down" in runs[-1].error
 
-    with VerifierProcess(tmp_path / "verifier", target=str(model), drain_s=LIMIT_S) as verifier:
-        asyncio.run(scenario(verifier))
-        log = verifier.ended()
-        assert "Traceback" not in log
-        assert "stopped:" in log
+    asyncio.run(scenario(verifiers[num_signals]))
+    log = verifiers[num_signals].ended()
+    assert "Traceback" not in log
+    assert "stopped:" in log
 
 
 def test_a_full_verifier_refuses_with_a_time_to_come_back_and_nobody_inside_notices():
     async def scenario() -> None:
-        async with serving(Slow(VOCAB, **FACTS), max_running=1, max_queued=1) as (service, _, stub):
+        target = Held(VOCAB, **FACTS)
+        async with serving(target, max_running=1, max_queued=1) as (service, _, stub):
             inside = [
-                asyncio.create_task(call(stub, request(name, [1], 400, ignore_eos=True)))
+                asyncio.create_task(call(stub, request(name, [1], 20, ignore_eos=True)))
                 for name in ("running", "queued")
             ]
             async with asyncio.timeout(LIMIT_S):
@@ -99,8 +128,9 @@ def test_a_full_verifier_refuses_with_a_time_to_come_back_and_nobody_inside_noti
                     await asyncio.sleep(0.005)
             with pytest.raises(Overloaded) as caught:
                 await call(stub, request("late", [1], 5))
+            target.may_go_on.set()
             assert caught.value.retry_after_s > 0
-            assert [len(ids(runs)) for runs in await asyncio.gather(*inside)] == [400, 400]
+            assert [len(ids(runs)) for runs in await asyncio.gather(*inside)] == [20, 20]
             assert len(ids(await call(stub, request("again", [1], 5, ignore_eos=True)))) == 5
 
     asyncio.run(scenario())

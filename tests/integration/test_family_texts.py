@@ -47,6 +47,15 @@ PROMPT_LENS = (3, WINDOW - 2, 66)
 MARGIN = 1e-3
 """Between the two best logits: more than a hundred times what sums in another order change."""
 LAYERS = (0, 1, 2)
+SAME_IN_BF16 = {
+    "llama": "bit for bit in unit/model/test_step_invariance",
+    "qwen3": "bit for bit in unit/model/test_step_invariance",
+    "gemma3": "the text model is gemma3_text's",
+    "olmo3": "layers of olmo2, windows of gemma2",
+    "smollm3": "layers of llama, windows of gemma2; positions are float32 anyway",
+    "mixtral": "experts of qwen3_moe, the window of mistral",
+}
+"""Families of which nothing but their numbers is new in bf16; float32 compares each."""
 Texts = dict[str, tuple[int, ...]]
 
 
@@ -189,6 +198,7 @@ def test_rows_are_the_hidden_states_of_each_layer(case: Case):
         torch.testing.assert_close(own, rows, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", [n for n in FAMILIES if n not in SAME_IN_BF16], indirect=True)
 def test_bf16_serves_each_request_as_if_alone(case: Case):
     target = load_target(case.directory, torch.bfloat16)
     assert_alone_equals_drafted(target)

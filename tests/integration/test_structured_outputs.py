@@ -108,9 +108,9 @@ def test_drafts_change_no_text_and_every_finished_text_is_valid(
 ):
     built: House = request.getfixturevalue(name)
     echo = built.engine._drafting.drafters["echo"]
-    samplings, modes = (
-        (SAMPLING, MODES) if name != "smollm2" else (SAMPLING[:2], (MODES[0], MODES[-1]))
-    )
+    samplings, modes = SAMPLING, MODES
+    if name == "smollm2":  # `wide` samples from the same vocabulary, at a tenth of the time
+        samplings, modes = SAMPLING[:1], (MODES[0], MODES[-1])
 
     async def talk(client: openai.AsyncOpenAI) -> None:
         num_finished = 0
