@@ -30,8 +30,8 @@ from tests.unit.model.test_attention_reference import (
     spans_of,
 )
 from verifier_service.device import resolve_device, ship
-from verifier_service.model.attention import StepAttention
-from verifier_service.model.flex import Flex, FlexStepAttention, compiled_flex
+from verifier_service.model.attention import Tiles
+from verifier_service.model.flex import Flex, FlexBackend, compiled_flex
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
@@ -60,16 +60,13 @@ class Steps:
         self, spans: Sequence[Span], scoring: Scoring, flex: Flex | None
     ) -> tuple[torch.Tensor, torch.Tensor, Callable[[], None]]:
         """(queries, outputs, what computes outputs again), laid out and computed once."""
-        layout = ship(lay_out(spans, 8, self.dtype, for_flex=flex is not None), self.device)
+        backend = Tiles() if flex is None else FlexBackend(flex)
+        layout = ship(lay_out(spans, 8, self.dtype, backend.rules), self.device)
         size = (len(layout.ids), self.shape.num_heads, self.shape.head_dim)
         generator = torch.Generator().manual_seed(4)
         queries = torch.randn(size, generator=generator).to(self.device, self.dtype)
         out = torch.zeros_like(queries)
-        attention = (
-            StepAttention(layout, self.shape, self.pool)
-            if flex is None
-            else FlexStepAttention(layout, self.shape, self.pool, flex)
-        )
+        attention = backend.attention(layout, self.shape, self.pool)
         attention.bind(queries * self.shape.head_dim**-0.5, out)
         attention.attend(0, scoring)
         return queries, out, lambda: attention.attend(0, scoring)

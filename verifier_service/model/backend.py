@@ -1,7 +1,9 @@
-"""Which attention backend a target uses: tiles (the reference, any device) or FlexAttention.
+"""Which attention backend a target uses: tiles (the reference, any device) or a fused kernel.
 
-FlexAttention is compiled on the machine it runs on, so it is tried at load: the same small steps
-through both backends must agree, else the target is served with tiles and the log says why.
+Fused kernels are tried at load, on the machine they run on. FlexAttention is compiled there: the
+same small steps through it and through tiles must agree. torch's own kernel for CPUs must not let
+a row's bits depend on its company (sdpa_trial.py). One that fails is not used, and the log says
+why.
 """
 
 import logging
@@ -11,7 +13,11 @@ from enum import StrEnum
 import torch
 
 from protos.errors import ConfigError
-from verifier_service.model.flex import Flex, compiled_flex
+from verifier_service.model.attention import Tiles
+from verifier_service.model.flex import FlexBackend, compiled_flex
+from verifier_service.model.numerics import vector_units
+from verifier_service.model.sdpa import Sdpa
+from verifier_service.model.step_attention import Backend
 from verifier_service.model.target import TransformersTarget
 from verifier_service.step import Span
 
@@ -24,31 +30,51 @@ _TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.06, torch.float16: 0.02}
 
 
 class Attention(StrEnum):
-    """auto: FlexAttention on a GPU, tiles elsewhere."""
+    """auto: FlexAttention on a GPU; torch's fused kernel for bf16 on a CPU with matrix units (AMX),
+    where it was measured to be faster; tiles elsewhere."""
 
     AUTO = "auto"
     TILES = "tiles"
+    SDPA = "sdpa"
     FLEX = "flex"
 
 
 def with_backend(
-    asked: Attention, device: torch.device, make: Callable[[Flex | None], TransformersTarget]
+    asked: Attention,
+    device: torch.device,
+    dtype: torch.dtype,
+    make: Callable[[Backend], TransformersTarget],
+    sdpa_fault: Callable[[], str],
 ) -> TransformersTarget:
     """The target that `make` gives for the backend asked for, or for the one that works.
 
-    make(None): with tiles. Raises ConfigError when FlexAttention was asked for and fails.
+    sdpa_fault: why torch's fused kernel must not be used for this target, "" when it may.
+    Raises ConfigError when a fused kernel was asked for by name and fails.
     """
-    wants_flex = asked is Attention.FLEX or (asked is Attention.AUTO and device.type == "cuda")
-    if not wants_flex:
-        return make(None)
-    flexed, tiled = make(compiled_flex()), make(None)
-    fault = fault_of(flexed, tiled)
-    if not fault:
-        return flexed
-    if asked is Attention.FLEX:
-        raise ConfigError(f"attention: flex cannot be used here: {fault}")
+    wanted = _auto(device, dtype) if asked is Attention.AUTO else asked
+    if wanted is Attention.TILES:
+        return make(Tiles())
+    if wanted is Attention.SDPA:
+        fault = sdpa_fault()
+        if not fault:
+            return make(Sdpa())
+        tiled = make(Tiles())
+    else:
+        flexed, tiled = make(FlexBackend(compiled_flex())), make(Tiles())
+        fault = fault_of(flexed, tiled)
+        if not fault:
+            return flexed
+    if asked is not Attention.AUTO:
+        raise ConfigError(f"attention: {asked} cannot be used here: {fault}")
     logger.warning("target %s attends in tiles: %s", tiled.facts.name, fault)
     return tiled
+
+
+def _auto(device: torch.device, dtype: torch.dtype) -> Attention:
+    if device.type == "cuda":
+        return Attention.FLEX
+    fits = device.type == "cpu" and dtype is torch.bfloat16 and "amx_bf16" in vector_units()
+    return Attention.SDPA if fits else Attention.TILES
 
 
 def fault_of(flexed: TransformersTarget, tiled: TransformersTarget) -> str:

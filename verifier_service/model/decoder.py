@@ -16,13 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from protos.errors import CheckpointError
 from protos.features import FINAL_LAYER
-from verifier_service.model.attention import StepAttention
 from verifier_service.model.experts import router_matrices, take_experts
-from verifier_service.model.flex import Flex, FlexStepAttention
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
+from verifier_service.model.step_attention import Backend, StepAttention
 
 Output = torch.Tensor | tuple[torch.Tensor, ...]
 """What a decoder layer returns: the residual stream [1, R, H], alone or first."""
@@ -43,15 +42,15 @@ class StepContext:
         layout: StepLayout,
         pool: Pool,
         multiple: int,
-        flex: Flex | None = None,
+        backend: Backend,
     ) -> None:
-        """flex: computes attention of a layout that is for it."""
+        """backend: the one that `layout` is for."""
         self.layout = layout
         self.pool = pool
         self.multiple = multiple
-        self._flex = flex
+        self._backend = backend
         self.num_calls = 0
-        self._attentions: dict[AttentionShape, StepAttention | FlexStepAttention] = {}
+        self._attentions: dict[AttentionShape, StepAttention] = {}
         first = layout.first_slot
         self._runs = None if first is None else pool.runs(first, layout.num_rows)
 
@@ -62,18 +61,13 @@ class StepContext:
         else:
             self.pool.layers[layer].index_copy_(2, self.layout.slots, kv)
 
-    def attention(self, num_heads: int) -> StepAttention | FlexStepAttention:
+    def attention(self, num_heads: int) -> StepAttention:
         """This step's attention for layers of `num_heads` query heads."""
         pool = self.pool
         shape = AttentionShape(num_heads, pool.num_heads, pool.head_dim, self.multiple)
         if shape not in self._attentions:
-            self._attentions[shape] = self._attend_by(shape)
+            self._attentions[shape] = self._backend.attention(self.layout, shape, pool)
         return self._attentions[shape]
-
-    def _attend_by(self, shape: AttentionShape) -> StepAttention | FlexStepAttention:
-        if self._flex is not None:
-            return FlexStepAttention(self.layout, shape, self.pool, self._flex)
-        return StepAttention(self.layout, shape, self.pool)
 
 
 @dataclass(frozen=True, slots=True)

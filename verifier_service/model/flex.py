@@ -1,4 +1,4 @@
-"""Paged tree attention by torch's FlexAttention: the backend for GPUs, with StepAttention's face.
+"""Paged tree attention by torch's FlexAttention: the backend for GPUs.
 
 One fused kernel reads keys where they lie in the pool, block by block, and asks a rule which of
 them a row sees (flex_layout.py). Soft-cap is a score rule; sinks are what the log of the softmax's
@@ -20,6 +20,7 @@ from verifier_service.model.flex_layout import BLOCK, NEVER, FlexGroup
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
+from verifier_service.model.step_attention import StepAttention
 
 Flex: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, object]]
 """flex_attention, compiled or not."""
@@ -41,8 +42,22 @@ def compiled_flex() -> Flex:
     return flex
 
 
+class FlexBackend:
+    """FlexAttention as a backend."""
+
+    name = "flex"
+    rules = None
+
+    def __init__(self, flex: Flex) -> None:
+        self._flex = flex
+
+    def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
+        """Backend.attention."""
+        return FlexStepAttention(layout, shape, pool, self._flex)
+
+
 class FlexStepAttention:
-    """Attention of one step, for all layers of one shape: StepAttention by FlexAttention."""
+    """StepAttention by FlexAttention."""
 
     def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool, flex: Flex) -> None:
         self._parts = [
@@ -51,14 +66,11 @@ class FlexStepAttention:
         self._queries = self._out = torch.empty(0)
 
     def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """Say where scaled queries [R, A, D] come from and where outputs [R, A, D] go.
-
-        Padding rows of `out` are left alone.
-        """
+        """StepAttention.bind."""
         self._queries, self._out = queries, out
 
     def attend(self, layer: int, scoring: Scoring) -> None:
-        """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
+        """StepAttention.attend."""
         for part in self._parts:
             part.attend(layer, scoring, self._queries, self._out)
 

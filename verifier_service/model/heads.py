@@ -93,10 +93,10 @@ class HeadRows:
             torch.index_select(self._flat, 0, rows, out=self._picked)
         self._into.copy_(self._source)
 
-    def store(self) -> None:
-        """Hand `mixed` out."""
+    def store(self, mixed: torch.Tensor | None = None) -> None:
+        """Hand `mixed` out, the own one or one given, [B, H, M, D] however it lies."""
         rows = self._rows_of_step
-        self._sink.copy_(self._from)
+        self._sink.copy_(self._from if mixed is None else self._rows(mixed))
         if isinstance(rows, torch.Tensor):
             self._out.index_copy_(0, rows, self._picked)
 

@@ -30,8 +30,8 @@ from verifier_service.model.decoder import (
     register_attention,
 )
 from verifier_service.model.families import check_family
-from verifier_service.model.flex import Flex
 from verifier_service.model.fuse import FusedDecoder, can_fuse
+from verifier_service.model.heads import AttentionShape
 from verifier_service.model.invariance import (
     CHECK_SLOTS,
     check_steps,
@@ -40,6 +40,8 @@ from verifier_service.model.invariance import (
 )
 from verifier_service.model.numerics import fingerprint
 from verifier_service.model.quiet import no_progress_bars
+from verifier_service.model.sdpa_trial import fault_of_kernel
+from verifier_service.model.step_attention import Backend
 from verifier_service.model.taps import Taps
 from verifier_service.model.target import ROW_DTYPES, TransformersTarget
 from verifier_service.model.weights import check_all_used, check_weight_files
@@ -105,18 +107,36 @@ def load_target(
         invariance_note=note,
     )
 
-    def make(flex: Flex | None) -> TransformersTarget:
-        own = facts if flex is None else _with_flex(facts)
-        return TransformersTarget(own, decoder, own_taps, kv_heads, dtype, multiple, device, flex)
+    def make(backend: Backend) -> TransformersTarget:
+        return TransformersTarget(
+            _with_backend(facts, backend.name),
+            decoder,
+            own_taps,
+            kv_heads,
+            dtype,
+            multiple,
+            device,
+            backend,
+        )
 
-    return _checked(with_backend(attention, device, make))
+    def sdpa_fault() -> str:
+        if not fused or device.type != "cpu":
+            return "torch's fused kernel is for Llama-shaped targets on a CPU"
+        shape = AttentionShape(config.num_attention_heads, *kv_heads, multiple)
+        return fault_of_kernel(shape, dtype)
+
+    return _checked(with_backend(attention, device, dtype, make, sdpa_fault))
 
 
-def _with_flex(facts: TargetFacts) -> TargetFacts:
-    """What FlexAttention changes: other bits, and no invariance even where matrices have it."""
+def _with_backend(facts: TargetFacts, name: str) -> TargetFacts:
+    """What a fused kernel changes: other bits, and with FlexAttention no invariance either."""
+    if name == Attention.TILES:
+        return facts
+    own = replace(facts, fingerprint=f"{facts.fingerprint}-{name}")
+    if name != Attention.FLEX:
+        return own
     note = facts.invariance_note or "FlexAttention's sums depend on where a span's pages lie"
-    fingerprint = f"{facts.fingerprint}-flex"
-    return replace(facts, fingerprint=fingerprint, invariant=False, invariance_note=note)
+    return replace(own, invariant=False, invariance_note=note)
 
 
 def _checked(target: TransformersTarget) -> TransformersTarget:

@@ -13,9 +13,9 @@ from protos.errors import ConfigError
 from protos.features import DType
 from verifier_service.device import ship
 from verifier_service.model.decoder import Decoder, StepContext
-from verifier_service.model.flex import Flex
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
+from verifier_service.model.step_attention import Backend
 from verifier_service.model.taps import Taps
 from verifier_service.step import Span, TargetFacts
 
@@ -39,12 +39,12 @@ class TransformersTarget:
         dtype: torch.dtype,
         multiple: int,
         device: torch.device,
-        flex: Flex | None = None,
+        backend: Backend,
     ) -> None:
         """kv_heads: key-value heads and head_dim. multiple: rows are padded to it.
 
-        device: where decoder and taps are, and the pool will be. flex: computes attention instead
-        of tiles.
+        device: where decoder and taps are, and the pool will be. backend: computes
+        attention.
         """
         self.facts = facts
         """Constant after loading."""
@@ -55,7 +55,7 @@ class TransformersTarget:
         """Of weights, KV and logits."""
         self._multiple = multiple
         self._device = device
-        self._flex = flex
+        self._backend = backend
         self._pool: Pool | None = None
         self._num_threads = torch.get_num_threads()
         self._thread: int | None = None
@@ -97,12 +97,12 @@ class TransformersTarget:
         """
         pool = self._require_pool()
         self._settle()
-        layout = lay_out(spans, self._multiple, self.dtype, for_flex=self._flex is not None)
+        layout = lay_out(spans, self._multiple, self.dtype, self._backend.rules)
         wanted = layout.logit_rows
         count = max(len(wanted), 1)
         padded = [*wanted, *[0] * (-(-count // self._multiple) * self._multiple - len(wanted))]
         there, logit_rows = ship((layout, torch.tensor(padded)), self._device)
-        context = StepContext(there, pool, self._multiple, self._flex)
+        context = StepContext(there, pool, self._multiple, self._backend)
         output = self._decoder.run(context, logit_rows, self._taps.aux_layers)
         for key, rows in self._taps.rows(output.states).items():
             pool.rows[key].write(layout.slots, rows)

@@ -6,28 +6,37 @@ import pytest
 import torch
 
 from tests.unit.model.stepping import path_to, random_parents
-from verifier_service.model.attention import StepAttention
+from verifier_service.model.attention import Tiles
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
+from verifier_service.model.sdpa import Sdpa
+from verifier_service.model.sdpa_trial import fault_of_kernel
+from verifier_service.model.step_attention import Backend
 from verifier_service.step import Span
 
 LENGTH = 1400
 SLOTS = 4096
-SCORINGS = {
-    "plain": Scoring(),
-    "window, soft-cap and sinks": Scoring(500, 4.0, torch.linspace(-1, 1, 9)),
+CASES = {
+    "tiles": (Tiles(), Scoring()),
+    "tiles with window, soft-cap and sinks": (
+        Tiles(),
+        Scoring(500, 4.0, torch.linspace(-1, 1, 9)),
+    ),
+    "sdpa": (Sdpa(), Scoring()),
+    "sdpa with window": (Sdpa(), Scoring(500)),
 }
 
 
 class Bench:
     """One layer's pool with LENGTH positions at slots 1.., and queries for each of them."""
 
-    def __init__(self, dtype: torch.dtype, scoring: Scoring) -> None:
+    def __init__(self, dtype: torch.dtype, backend: Backend, scoring: Scoring) -> None:
         generator = torch.Generator().manual_seed(0)
         self.multiple = 4 if dtype is torch.bfloat16 else 8
         self.shape = AttentionShape(9, 3, 64, self.multiple)
         self.dtype = dtype
+        self.backend = backend
         self.scoring = scoring
         self.pool = Pool(1, SLOTS, 3, 64, dtype, {})
         self.pool.kv.copy_(torch.randn(self.pool.kv.shape, generator=generator))
@@ -35,10 +44,10 @@ class Bench:
 
     def run(self, spans: list[Span]) -> dict[int, torch.Tensor]:
         """Output of every row, by the slot that it writes; its query is that slot's."""
-        layout = lay_out(spans, self.multiple, self.dtype)
+        layout = lay_out(spans, self.multiple, self.dtype, self.backend.rules)
         queries = self.queries[layout.slots]
         out = torch.zeros_like(queries)
-        attention = StepAttention(layout, self.shape, self.pool)
+        attention = self.backend.attention(layout, self.shape, self.pool)
         attention.bind(queries, out)
         attention.attend(0, self.scoring)
         return dict(zip(layout.slots.tolist(), out, strict=True))
@@ -49,14 +58,23 @@ def chunk(start: int, end: int, scattered: bool = False, shift: int = 0) -> Span
     return Span(1, (0,) * (end - start), start, slots, None, 0, None if scattered else 1 + shift)
 
 
-@pytest.fixture(params=SCORINGS)
-def scoring(request):
-    return SCORINGS[request.param]
-
-
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
-def bench(request, scoring):
-    return Bench(request.param, scoring)
+@pytest.fixture(
+    params=[
+        (name, dtype)
+        for name, (backend, _) in CASES.items()
+        for dtype in (torch.bfloat16, torch.float32)
+        if (backend.name, dtype) != ("sdpa", torch.float32)  # never chosen there
+    ],
+    ids=str,
+)
+def bench(request):
+    name, dtype = request.param
+    found = Bench(dtype, *CASES[name])
+    if found.backend.name == "sdpa":
+        fault = fault_of_kernel(found.shape, found.dtype)
+        if fault:
+            pytest.skip(f"this machine's kernel is not used: {fault}")
+    return found
 
 
 @pytest.mark.parametrize("end", [60, 64, 65, 700, 1023, 1024, 1025, 1088, 1290])
@@ -100,7 +118,7 @@ def test_chains_and_small_trees_of_many_requests_share_groups(bench, end):
         parents = random_parents(rng, count, 3) if number % 2 else None
         slots = torch.cat([torch.arange(1, length + 1), torch.arange(count) + 2000 + 20 * number])
         spans.append(Span(number, (0,) * count, length, slots, parents))
-    layout = lay_out(spans, bench.multiple, bench.dtype)
+    layout = lay_out(spans, bench.multiple, bench.dtype, bench.backend.rules)
     assert len(layout.groups) < len(spans)
     together = bench.run(spans)
     for span in spans:

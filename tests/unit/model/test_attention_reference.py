@@ -1,4 +1,4 @@
-"""Tiled attention computes what the plain loops of reference.py define."""
+"""Tiled and fused attention compute what the plain loops of reference.py define."""
 
 import random
 
@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from tests.unit.model.stepping import path_to, random_parents
-from verifier_service.model.attention import StepAttention
+from verifier_service.model.attention import Tiles
+from verifier_service.model.block_layout import TILE_RULES
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
-from verifier_service.model.layout import BLOCK_ROWS, lay_out
+from verifier_service.model.layout import lay_out
 from verifier_service.model.reference import attend_span, visible_slots
+from verifier_service.model.sdpa import Sdpa
 from verifier_service.step import Span
 
 HEADS, KV_HEADS, HEAD_DIM, SLOTS = 6, 2, 16, 1024
@@ -39,7 +41,7 @@ def spans_of(seed: int) -> list[Span]:
         ids = tuple(rng.randrange(50) for _ in range(count))
         spans.append(Span(len(spans), ids, start, slots, parents, 0, run))
 
-    add(0, BLOCK_ROWS + 9)
+    add(0, TILE_RULES.block_rows + 9)
     add(70, 5)
     add(61, 1)
     add(rng.randrange(64), 1)
@@ -52,8 +54,12 @@ def spans_of(seed: int) -> list[Span]:
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
-@pytest.mark.parametrize("scoring", SCORINGS, ids=str)
-def test_tiles_equal_the_plain_loops(scoring, alone):
+@pytest.mark.parametrize(
+    ("backend", "scoring"),
+    [*((Tiles(), name) for name in SCORINGS), (Sdpa(), "plain"), (Sdpa(), "window")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_attention_equals_the_plain_loops(backend, scoring, alone):
     options = SCORINGS[scoring]
     generator = torch.Generator().manual_seed(3)
     pool = Pool(1, SLOTS, KV_HEADS, HEAD_DIM, torch.float32, {})
@@ -62,10 +68,10 @@ def test_tiles_equal_the_plain_loops(scoring, alone):
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 4)
     spans = spans_of(seed=4)
     for step in [[span] for span in spans] if alone else [spans]:
-        layout = lay_out(step, 4, torch.float32)
+        layout = lay_out(step, 4, torch.float32, backend.rules)
         queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM, generator=generator)
         out = torch.zeros_like(queries)
-        attention = StepAttention(layout, shape, pool)
+        attention = backend.attention(layout, shape, pool)
         scale = HEAD_DIM**-0.5
         attention.bind(queries * scale, out)
         attention.attend(0, Scoring(**options))

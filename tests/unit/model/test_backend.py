@@ -8,7 +8,7 @@ from protos.errors import ConfigError
 from tests.tiny import write_tiny
 from tests.unit.model.family_cases import FAMILIES, VOCAB
 from tests.unit.model.stepping import NUM_SLOTS, greedy, paged
-from verifier_service.model import backend
+from verifier_service.model import backend, load
 from verifier_service.model.backend import Attention, with_backend
 from verifier_service.model.load import load_target
 
@@ -78,20 +78,72 @@ def test_a_kernel_that_fails_is_refused_where_asked_for(monkeypatch, tiny_dirs, 
 
 def test_a_gpu_gets_flex_when_it_works_and_tiles_when_it_does_not(monkeypatch, tiny_dirs, caplog):
     # The choice only, with targets that are on the CPU.
-    made = []
+    def chosen(asked, device):
+        def make(own):
+            target = load_target(tiny_dirs["llama"], torch.float32, attention=Attention.TILES)
+            names[id(target)] = own.name
+            kept.append(target)
+            return target
 
-    def make(flex):
-        made.append(flex)
-        return load_target(tiny_dirs["llama"], torch.float32)
+        names, kept = {}, []
+        found = with_backend(asked, device, torch.float32, make, lambda: "not asked for")
+        return names[id(found)]
 
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(backend, "fault_of", lambda flexed, tiled: "")
-    with_backend(Attention.AUTO, gpu, make)
-    assert made == [torch_flex.flex_attention, None]
+    assert chosen(Attention.AUTO, gpu) == "flex"
     monkeypatch.setattr(backend, "fault_of", lambda flexed, tiled: "it is slow")
-    with_backend(Attention.AUTO, gpu, make)
+    assert chosen(Attention.AUTO, gpu) == "tiles"
     assert "attends in tiles: it is slow" in caplog.text
-    made.clear()
-    with_backend(Attention.AUTO, torch.device("cpu"), make)
-    with_backend(Attention.TILES, gpu, make)
-    assert made == [None, None]
+    assert chosen(Attention.AUTO, torch.device("cpu")) == "tiles"
+    assert chosen(Attention.TILES, gpu) == "tiles"
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("units", "dtype", "fault", "expected"),
+    [
+        ("avx512+amx_bf16", torch.bfloat16, "", "sdpa"),
+        ("avx512+amx_bf16", torch.bfloat16, "a row differs", "tiles"),
+        ("avx512", torch.bfloat16, "", "tiles"),
+        ("avx512+amx_bf16", torch.float32, "", "tiles"),
+    ],
+)
+def test_matrix_units_get_the_fused_kernel_when_it_keeps_rows_apart(
+    monkeypatch, tiny_target, caplog, units, dtype, fault, expected
+):
+    monkeypatch.setattr(backend, "vector_units", lambda: units)
+    made = []
+
+    def make(own):
+        made.append(own.name)
+        return tiny_target("llama", torch.float32)
+
+    with_backend(Attention.AUTO, CPU, dtype, make, lambda: fault)
+    assert made == [expected]
+    assert (f"attends in tiles: {fault}" in caplog.text) == bool(fault)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_greedy_ids_through_the_fused_kernel_equal_those_through_tiles(monkeypatch, name, tmp_path):
+    """In float32, where the two differ in last bits only; a tiny model's ids do not."""
+    monkeypatch.setattr(load, "fault_of_kernel", lambda shape, dtype: "")
+    path = write_tiny(FAMILIES[name].config(), tmp_path, seed=0)
+    found = []
+    for attention in (Attention.TILES, Attention.SDPA):
+        target = load_target(path, torch.float32, attention=attention)
+        target.allocate(NUM_SLOTS)
+        found.append((greedy(target, PROMPT, 12), target.facts.fingerprint))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] == f"{found[0][1]}-sdpa"
+
+
+def test_the_fused_kernel_is_refused_where_asked_for_and_not_to_be_used(monkeypatch, tiny_dirs):
+    directory = tiny_dirs["llama"]
+    with pytest.raises(ConfigError, match="Llama-shaped"):
+        load_target(directory, torch.float32, fuse=False, attention=Attention.SDPA)
+    monkeypatch.setattr(load, "fault_of_kernel", lambda shape, dtype: "rows differ")
+    with pytest.raises(ConfigError, match="sdpa cannot be used here: rows differ"):
+        load_target(directory, torch.float32, attention=Attention.SDPA)

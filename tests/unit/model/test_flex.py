@@ -43,7 +43,7 @@ def test_flex_equals_the_plain_loops(scoring, alone):
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 4)
     spans = spans_of(seed=4)
     for step in [[span] for span in spans] if alone else [spans]:
-        layout = lay_out(step, 4, torch.float32, for_flex=True)
+        layout = lay_out(step, 4, torch.float32, rules=None)
         queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM, generator=generator)
         out = torch.zeros_like(queries)
         attention = FlexStepAttention(layout, shape, pool, torch_flex.flex_attention)
@@ -61,7 +61,7 @@ def test_the_blocks_of_a_span_hold_every_slot_that_its_rows_see():
     for span in spans:
         by_first[first] = span
         first += span.num_rows
-    for group in lay_out(spans, 4, torch.float32, for_flex=True).flex_groups:
+    for group in lay_out(spans, 4, torch.float32, rules=None).flex_groups:
         num_real = int(group.owners.max()) + 1
         for entry in range(group.num_spans):
             listed = group.blocks[entry, 0, 0, : group.num_blocks[entry, 0, 0]].tolist()
@@ -80,7 +80,7 @@ def test_two_spans_may_read_the_same_slots():
     pool = Pool(1, 512, KV_HEADS, HEAD_DIM, torch.float32, {})
     pool.kv.normal_(generator=torch.Generator().manual_seed(0))
     keys, values = pool.kv[0].transpose(1, 2)
-    layout = lay_out([one, two], 4, torch.float32, for_flex=True)
+    layout = lay_out([one, two], 4, torch.float32, rules=None)
     queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM)
     out = torch.zeros_like(queries)
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 4)

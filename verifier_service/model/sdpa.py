@@ -1,0 +1,101 @@
+"""Attention by torch's fused kernel for CPUs: one call a group, where it keeps to the exactness.
+
+The kernel (scaled_dot_product_attention, flash attention after Dao et al., arXiv 2205.14135) keeps
+scores and sums in float32 and walks keys in blocks of fixed positions, so a row's bits are its own
+when three things are done: heads that share keys become rows of one product, rows are padded to a
+multiple, and positions to whole tiles. That holds for kernels on some machines and not on others:
+`fault_of_kernel` tries it at load. A branching span is read as paths (layout.py). Knows no model,
+no soft-cap and no sinks. `TileAttention` is the reference.
+
+Shapes: as in attention.py.
+"""
+
+from typing import Final
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from verifier_service.model.block_keys import BlockKeys, block_mask, flat_rows
+from verifier_service.model.block_layout import BlockGroup, BlockRules
+from verifier_service.model.heads import AttentionShape, HeadRows, Scoring
+from verifier_service.model.kv import Pool
+from verifier_service.model.layout import StepLayout
+from verifier_service.model.step_attention import StepAttention
+from verifier_service.model.tree_layout import TreeGroup
+
+SDPA_RULES: Final = BlockRules(
+    block_rows=256, group_cost=45.0, tree_cost=None, tile_cost=7.0, row_cost=0.5
+)
+
+
+class Sdpa:
+    """The fused backend."""
+
+    name = "sdpa"
+    rules = SDPA_RULES
+
+    def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
+        """Backend.attention."""
+        return SdpaAttention(layout, shape, pool)
+
+
+class SdpaAttention:
+    """StepAttention by the fused kernel. Scorings with a soft-cap or sinks are not for it."""
+
+    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
+        self._parts = [_GroupAttention(group, shape, pool) for group in layout.groups]
+
+    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """StepAttention.bind."""
+        for part in self._parts:
+            part.queries.bind(queries, out)
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """StepAttention.attend."""
+        assert scoring.softcap is None
+        assert scoring.sinks is None
+        for part in self._parts:
+            part.attend(layer, scoring.window)
+
+
+class _GroupAttention:
+    """One group of blocks, for all layers of one shape."""
+
+    def __init__(self, group: BlockGroup | TreeGroup, shape: AttentionShape, pool: Pool) -> None:
+        assert isinstance(group, BlockGroup), "laid out by SDPA_RULES"
+        self._group = group
+        self._dtype = pool.kv.dtype
+        self.queries = HeadRows(group.num_blocks, group.num_rows, shape, pool.kv, flat_rows(group))
+        by_head = (group.num_blocks, shape.num_kv_heads, self.queries.num_rows, shape.head_dim)
+        self._asked = self.queries.queries.view(by_head)
+        self._source = BlockKeys(group, pool)
+        self._views = self._source.views()
+        self._buffer = None if self._views is not None else self._source.new_buffer()
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def attend(self, layer: int, window: int | None) -> None:
+        """Fill this group's rows."""
+        self.queries.load()
+        keys, values = self._keys_and_values(layer)
+        found = scaled_dot_product_attention(
+            self._asked, keys, values, attn_mask=self._mask(window), scale=1.0
+        )
+        self.queries.store(found)
+
+    def _keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, H, P, D] each."""
+        if self._views is not None:
+            keys, values = self._views[layer]
+            return keys, values
+        assert self._buffer is not None
+        self._source.read(layer, self._buffer)
+        return self._buffer[0], self._buffer[1]
+
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        """[B, 1, M, P], 0 or -inf."""
+        if window not in self._masks:
+            found = block_mask(self._group, window, self._dtype)
+            self._masks[window] = found and pad(
+                self.queries.by_row(found[1])[:, None], (found[0], 0)
+            )
+        return self._masks[window]
