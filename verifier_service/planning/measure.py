@@ -27,7 +27,12 @@ _FEWEST_POINTS: Final = 2
 _VERSION: Final = 2
 
 
-def load_or_measure(target: Target, cache_dir: Path | None, budget_s: float = 5.0) -> VerifyTable:
+def load_or_measure(
+    target: Target,
+    cache_dir: Path | None,
+    budget_s: float = 5.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> VerifyTable:
     """The table of this target and machine: from disk if its fingerprint was seen, else measured.
 
     A cache that cannot be read or written is not an error: measuring takes seconds. What a busy
@@ -39,7 +44,7 @@ def load_or_measure(target: Target, cache_dir: Path | None, budget_s: float = 5.
             return _from_json(path.read_text())
         except (OSError, ValueError, KeyError) as error:
             logger.warning("measured costs cannot be read, measuring again: %s", error)
-    table, is_sound = _measure(target, budget_s, time.perf_counter)
+    table, is_sound = _measure(target, budget_s, clock)
     if path is not None and is_sound:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,7 @@ def test_a_slow_target_is_measured_at_two_points_at_least():
 
 def test_measured_costs_are_read_back_by_fingerprint(tmp_path):
     target = _CountingTarget()
-    first = load_or_measure(target, tmp_path)
+    first = load_or_measure(target, tmp_path, clock=lambda: target.now)
     forwards = target.num_forwards
     assert load_or_measure(target, tmp_path) == first
     assert target.num_forwards == forwards
@@ -155,11 +155,11 @@ def test_measured_costs_are_read_back_by_fingerprint(tmp_path):
 
 def test_a_broken_cache_is_measured_again(tmp_path):
     target = _CountingTarget()
-    load_or_measure(target, tmp_path)
+    load_or_measure(target, tmp_path, clock=lambda: target.now)
     (cached,) = tmp_path.glob("*.json")
     cached.write_text("{}")
     forwards = target.num_forwards
-    load_or_measure(target, tmp_path)
+    load_or_measure(target, tmp_path, clock=lambda: target.now)
     assert target.num_forwards > forwards
 
 
