@@ -22,6 +22,7 @@ from verifier_service.model.decoder import DecoderOutput, StepContext
 from verifier_service.model.heads import Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.linear import Linear
+from verifier_service.model.mlp import GatedMlp
 
 FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
@@ -93,8 +94,7 @@ class _Layer:
     qk_norm: _Norm | None
     output: Linear
     before_mlp: _Norm
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp
     scoring: Scoring
 
 
@@ -170,8 +170,7 @@ class FusedDecoder:
             context.write(number, kv)
             attention.attend(number, layer.scoring)
             x = layer.output.add(flat, x)
-            gate, up = layer.gate_up(layer.before_mlp(x, wide, normed)).chunk(2, dim=-1)
-            x = layer.down.add(functional.silu(gate).mul_(up), x)
+            x = layer.mlp.add(layer.before_mlp(x, wide, normed), x)
             if number in aux_layers:
                 states[number] = x
         if FINAL_LAYER in aux_layers:
@@ -182,8 +181,7 @@ class FusedDecoder:
         """Decoder.matrices."""
         found = [self._head.matrices[0]]
         for layer in self._layers:
-            found += [layer.qkv.matrices[0], layer.gate_up.matrices[0]]
-            found += [layer.output.matrices[1], layer.down.matrices[1]]
+            found += [layer.qkv.matrices[0], layer.output.matrices[1], layer.mlp.matrix]
         return found
 
     def _tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -224,8 +222,7 @@ def _fuse_layer(layer: _LayerModule, config: PreTrainedConfig, device: torch.dev
         qk_norm=qk_norm,
         output=_join(device, attention.o_proj),
         before_mlp=_Norm(device, layer.post_attention_layernorm),
-        gate_up=_join(device, mlp.gate_proj, mlp.up_proj),
-        down=_join(device, mlp.down_proj),
+        mlp=GatedMlp(_join(device, mlp.gate_proj, mlp.up_proj), _join(device, mlp.down_proj)),
         scoring=Scoring(window=window),
     )
 

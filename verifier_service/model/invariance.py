@@ -19,8 +19,9 @@ from verifier_service.step import Span, Target
 
 MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
-_COUNTS: tuple[int, ...] = (*range(4, 68, 4), 96, 128, 256, 512)
-"""Row counts tried: every padded size that decoding has, and sizes of prompt chunks."""
+_COUNTS: tuple[int, ...] = (*range(4, 68, 4), *range(80, 272, 16), 512)
+"""Row counts tried: every padded size that decoding has and that parts of a prompt have, and one of
+a whole chunk."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 _LEAST_LIMIT = 16
@@ -37,7 +38,7 @@ class Matrix:
 
     kind: what tells products of the same shape apart (a residual added by the kernel).
     limit: makes `apply` take at most so many rows at once; None where that cannot be done.
-    widen: makes it take more than that, up to so many, in another form (0: not); None: has none.
+    wideners: each makes it take more than that, up to so many, in another form (0: not).
     """
 
     num_outputs: int
@@ -45,7 +46,7 @@ class Matrix:
     apply: Callable[[torch.Tensor], torch.Tensor]
     kind: str = "product"
     limit: Callable[[int], None] | None = None
-    widen: Callable[[int], None] | None = None
+    wideners: tuple[Callable[[int], None], ...] = ()
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -77,25 +78,28 @@ def find_multiple(
         if matrix.limit is not None:
             matrix.limit(rows)
     for key, matrix in distinct.items():
-        wide = _wide_rows(matrix, multiple, dtype, device)
+        form, wide = _widest(matrix, multiple, dtype, device)
         for alike in found:
-            if alike.key == key and alike.widen is not None:
-                alike.widen(wide)
+            if alike.key == key and alike.wideners:
+                alike.wideners[form](wide)
     return multiple, _failure(distinct.values(), multiple, dtype, device)
 
 
-def _wide_rows(
+def _widest(
     matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
-) -> int:
-    """The most rows that a limited matrix's other form takes with the same sums; 0 for none."""
-    if matrix.widen is None:
-        return 0
+) -> tuple[int, int]:
+    """(number of the widener, rows) of a limited matrix's form that takes the most rows with the
+    same sums; 0 rows for none."""
     most = _counts(matrix, multiple)[-1]
-    for rows in _WIDE_ROWS:
-        matrix.widen(rows)
-        if rows <= most and not _first_difference(matrix, multiple, dtype, device):
-            return rows
-    return 0
+    best = (0, 0)
+    for form, widen in enumerate(matrix.wideners):
+        for rows in _WIDE_ROWS:
+            if best[1] < rows <= most:
+                widen(rows)
+                if not _first_difference(matrix, multiple, dtype, device):
+                    best = (form, rows)
+        widen(0)
+    return best
 
 
 def _failure(

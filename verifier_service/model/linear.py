@@ -4,11 +4,13 @@ oneDNN repacks a plain bf16 weight on every call; packed once, the same product 
 time at a few rows and gives the same bits (measured on torch 2.13, Zen 4). Float32, builds without
 oneDNN and other devices than the CPU keep the plain weight. Where kernels change their sums with
 the number of rows (AMX does beyond 32 for some shapes), the invariance check sets a limit; more
-rows are multiplied in parts, or as W x^T, whose sums that check found to be the same. Knows no
-model.
+rows are multiplied in parts, or as x (W^T) with W^T laid out, or as W x^T, whichever that check
+finds to sum alike. Knows no model.
 
 Shapes: R rows, I input features, O output features.
 """
+
+from enum import Enum, auto
 
 import torch
 from torch.nn import functional
@@ -17,6 +19,13 @@ from verifier_service.model.invariance import Matrix
 
 _PACK_ROWS = 16
 """The number of rows the packed layout is chosen for; any number may be given later."""
+
+
+class _Form(Enum):
+    """How many rows are multiplied: STRAIGHT with W^T [I, O], TURNED with W [O, I] and x^T."""
+
+    STRAIGHT = auto()
+    TURNED = auto()
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -34,10 +43,12 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.shape = (int(weight.shape[0]), int(weight.shape[1]))
-        self._bias = None if bias is None else bias.detach().clone()
-        self._most_rows: int | None = None
+        self.bias = None if bias is None else bias.detach().clone()
+        self.most_rows: int | None = None
+        """Rows multiplied at once; None: any number."""
         self._wide_rows = 0
-        self._plain: torch.Tensor | None = None
+        self._form = _Form.STRAIGHT
+        self._wide: torch.Tensor | None = None
         self._packed = can_pack(weight.dtype, weight.device)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
@@ -53,75 +64,111 @@ class Linear:
             residual = x.mean(dim=-1, keepdim=True).expand(-1, self.shape[0]).contiguous()
             return self.add(x, residual)
 
-        biased = "" if self._bias is None else " with bias"
+        biased = "" if self.bias is None else " with bias"
+        wideners = (self.widen_straight, self.widen_turned)
         return [
-            Matrix(*self.shape, self, f"product{biased}", self.limit, self.widen),
-            Matrix(*self.shape, added, f"product{biased} and residual", self.limit, self.widen),
+            Matrix(*self.shape, self, f"product{biased}", self.limit, wideners),
+            Matrix(*self.shape, added, f"product{biased} and residual", self.limit, wideners),
         ]
 
     def limit(self, most_rows: int) -> None:
         """Multiply at most so many rows at once from now on."""
-        self._most_rows = min(most_rows, self._most_rows or most_rows)
+        self.most_rows = min(most_rows, self.most_rows or most_rows)
 
-    def widen(self, wide_rows: int) -> None:
-        """Beyond the limit, multiply up to so many rows at once as W x^T; 0: in parts as limited.
+    def widen_straight(self, wide_rows: int) -> None:
+        """Beyond the limit, multiply up to so many rows at once as x (W^T); 0: as limited.
 
-        Keeps a second copy of a packed weight.
+        Keeps a second copy of a packed weight, as `widen_turned` does.
         """
-        self._wide_rows = wide_rows
-        if not wide_rows:
-            self._plain = None
-        elif self._plain is None:
-            self._plain = self._weight.to_dense() if self._packed else self._weight
+        self._widen(_Form.STRAIGHT, wide_rows)
+
+    def widen_turned(self, wide_rows: int) -> None:
+        """Beyond the limit, multiply up to so many rows at once as W x^T; 0: as limited."""
+        self._widen(_Form.TURNED, wide_rows)
+
+    def plain(self) -> torch.Tensor:
+        """The weight [O, I], not packed; a copy where it is."""
+        return self._weight.to_dense() if self._packed else self._weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, I] -> [R, O]."""
-        if self._most_rows is None or len(x) <= self._most_rows:
+        if self.fits(len(x)):
             return self._product(x)
-        return torch.cat([self._wide(part) for part in self._parts(x)])
+        out = x.new_empty(len(x), self.shape[0])
+        for part, into in zip(self._parts(x), self._parts(out), strict=True):
+            self._multiply(part, into)
+        return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, O] + x W^T + b, rounded once where the kernel can."""
-        if self._most_rows is None or len(x) <= self._most_rows:
+        if self.fits(len(x)):
             return self._sum(x, residual)
-        parts = zip(self._parts(x), self._parts(residual), strict=True)
-        return torch.cat([self._wide_sum(*part) for part in parts])
+        out = torch.empty_like(residual)
+        for part in zip(self._parts(x), self._parts(residual), self._parts(out), strict=True):
+            self._multiply_add(*part)
+        return out
+
+    def fits(self, num_rows: int) -> bool:
+        """Whether so many rows are multiplied by the kernel for few."""
+        return self.most_rows is None or num_rows <= self.most_rows
+
+    def _widen(self, form: _Form, wide_rows: int) -> None:
+        if not wide_rows:
+            self._wide = None
+        elif self._wide is None or form is not self._form:
+            plain = self.plain()
+            self._wide = plain.t().contiguous() if form is _Form.STRAIGHT else plain
+        self._wide_rows, self._form = wide_rows, form
 
     def _parts(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        parts: tuple[torch.Tensor, ...] = x.split(self._wide_rows or self._most_rows)  # type: ignore[no-untyped-call]
+        parts: tuple[torch.Tensor, ...] = x.split(self._wide_rows or self.most_rows)  # type: ignore[no-untyped-call]
         return parts
 
-    def _wide(self, x: torch.Tensor) -> torch.Tensor:
-        if self._plain is None or self._is_short(x):
-            return self._product(x)
-        if self._bias is None:
-            return torch.mm(self._plain, x.t()).t()
-        return torch.addmm(self._bias[:, None], self._plain, x.t()).t()
+    def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        # So few rows were never compared in another form: what a last part may be.
+        if self._wide is None or self.fits(len(x)):
+            out.copy_(self._product(x))
+        elif self._form is _Form.TURNED:
+            out.copy_(turned_product(self._wide, self.bias, x).t())
+        elif self.bias is None:
+            torch.mm(x, self._wide, out=out)
+        else:
+            torch.addmm(self.bias, x, self._wide, out=out)
 
-    def _is_short(self, x: torch.Tensor) -> bool:
-        """True for so few rows that W x^T was never compared at them: what a last part may be."""
-        return self._most_rows is not None and len(x) <= self._most_rows
-
-    def _wide_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._plain is None or self._is_short(x):
-            return self._sum(x, residual)
-        whole = torch.addmm(residual.t(), self._plain, x.t()).t()
-        return whole if self._bias is None else whole + self._bias
+    def _multiply_add(self, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
+        if self._wide is None or self.fits(len(x)):
+            out.copy_(self._sum(x, residual))
+            return
+        if self._form is _Form.TURNED:
+            out.copy_(torch.addmm(residual.t(), self._wide, x.t()).t())
+        else:
+            torch.addmm(residual, x, self._wide, out=out)
+        if self.bias is not None:
+            out += self.bias
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if not self._packed:
-            return functional.linear(x, self._weight, self._bias)
+            return functional.linear(x, self._weight, self.bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._weight, self._bias, "none", [], ""
+            x, self._weight, self.bias, "none", [], ""
         )
         return y
 
     def _sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if x.is_cuda and self._bias is None:
+        if x.is_cuda and self.bias is None:
             return torch.addmm(residual, x, self._weight.t())
         if not self._packed:
-            return residual + functional.linear(x, self._weight, self._bias)
+            return residual + functional.linear(x, self._weight, self.bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-            x, residual, self._weight, self._bias, "add"
+            x, residual, self._weight, self.bias, "add"
         )
         return y
+
+
+def turned_product(
+    weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    """W x^T + b, [O, R], of a plain weight."""
+    if bias is None:
+        return torch.mm(weight, x.t())
+    return torch.addmm(bias[:, None], weight, x.t())

@@ -1,0 +1,76 @@
+"""The gated MLP of a Llama-shaped layer: x + down(silu(gate(x)) * up(x)).
+
+Few rows go through the two products as they are. Many rows, where the invariance check has found
+that it sums alike, go through both turned (W x^T): what the first leaves [I, R] is what the second
+reads, so nothing is laid out anew between them, and a part of the rows stays in the caches. Knows
+no model.
+
+Shapes: R rows, H hidden_size, I intermediate_size.
+"""
+
+import torch
+from torch.nn import functional
+
+from verifier_service.model.invariance import Matrix
+from verifier_service.model.linear import Linear, turned_product
+
+
+class GatedMlp:
+    """gate_up [2 I, H] and down [H, I]."""
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._wide_rows = 0
+        self._wide: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def matrix(self) -> Matrix:
+        """The whole as one product, as the invariance check sees it."""
+        kind = f"gated product of {self._down.shape[1]}"
+        size = self._down.shape[0]
+        wideners = (self.widen,) if self._down.bias is None else ()
+        return Matrix(size, size, lambda x: self.add(x, x), kind, self.limit, wideners)
+
+    def limit(self, most_rows: int) -> None:
+        """Multiply at most so many rows at once from now on."""
+        self._gate_up.limit(most_rows)
+        self._down.limit(most_rows)
+
+    def widen(self, wide_rows: int) -> None:
+        """Beyond the limit, take up to so many rows at once, turned; 0: as limited.
+
+        Keeps second copies of packed weights.
+        """
+        self._wide_rows = wide_rows
+        if not wide_rows:
+            self._wide = None
+        elif self._wide is None:
+            self._wide = self._gate_up.plain(), self._down.plain()
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual [R, H] + the MLP of x [R, H]."""
+        if self._wide is None or self._gate_up.fits(len(x)):
+            return self._straight(x, residual)
+        out = torch.empty_like(residual)
+        for low in range(0, len(x), self._wide_rows):
+            part = slice(low, low + self._wide_rows)
+            if self._gate_up.fits(len(x[part])):
+                out[part] = self._straight(x[part], residual[part])
+            else:
+                out[part] = _turned(*self._wide, self._gate_up.bias, x[part], residual[part])
+        return out
+
+    def _straight(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down.add(functional.silu(gate).mul_(up), residual)
+
+
+def _turned(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    bias: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+) -> torch.Tensor:
+    gate, up = turned_product(gate_up, bias, x).chunk(2, dim=0)
+    return torch.addmm(residual.t(), down, functional.silu(gate).mul_(up)).t()
