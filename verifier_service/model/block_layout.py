@@ -203,21 +203,25 @@ def _positions_of(keys: torch.Tensor, placed: PlacedSpan) -> torch.Tensor:
 
 def _bunches(blocks: Sequence[_Block], rules: BlockRules) -> list[list[_Block]]:
     """Blocks in groups that cost least together: runs of the blocks ordered by rows and tiles."""
-    order = sorted(blocks, key=lambda block: (block.num_rows, block.num_tiles))
-    # best[i]: cost of the first i blocks, and where the last of their groups begins.
+    order: dict[tuple[int, int], list[_Block]] = {}
+    for block in blocks:
+        order.setdefault((block.num_rows, block.num_tiles), []).append(block)
+    sizes = sorted(order)
+    # best[i]: cost of the blocks of the first i sizes, and where the last of their groups begins.
     best: list[tuple[float, int]] = [(0.0, 0)]
-    for end in range(1, len(order) + 1):
-        rows, tiles, found = order[end - 1].num_rows, 0, (float("inf"), 0)
+    for end in range(1, len(sizes) + 1):
+        rows, tiles, count, found = sizes[end - 1][0], 0, 0, (float("inf"), 0)
         for begin in range(end - 1, -1, -1):
-            tiles = max(tiles, order[begin].num_tiles)
-            cost = rules.group_cost + (end - begin) * rules.cost(tiles, rows)
+            tiles = max(tiles, sizes[begin][1])
+            count += len(order[sizes[begin]])
+            cost = rules.group_cost + count * rules.cost(tiles, rows)
             found = min(found, (best[begin][0] + cost, begin))
         best.append(found)
     bunches = []
-    end = len(order)
+    end = len(sizes)
     while end:
         begin = best[end][1]
-        bunches.append(order[begin:end])
+        bunches.append([block for size in sizes[begin:end] for block in order[size]])
         end = begin
     return bunches
 

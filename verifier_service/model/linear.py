@@ -92,16 +92,16 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, I] -> [R, O]."""
-        if self.fits(len(x)):
+        if self.fits(x.shape[0]):
             return self._product(x)
-        out = x.new_empty(len(x), self.shape[0])
+        out = x.new_empty(x.shape[0], self.shape[0])
         for part, into in zip(self._parts(x), self._parts(out), strict=True):
             self._multiply(part, into)
         return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, O] + x W^T + b, rounded once where the kernel can."""
-        if self.fits(len(x)):
+        if self.fits(x.shape[0]):
             return self._sum(x, residual)
         out = torch.empty_like(residual)
         for part in zip(self._parts(x), self._parts(residual), self._parts(out), strict=True):
@@ -126,7 +126,7 @@ class Linear:
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         # So few rows were never compared in another form: what a last part may be.
-        if self._wide is None or self.fits(len(x)):
+        if self._wide is None or self.fits(x.shape[0]):
             out.copy_(self._product(x))
         elif self._form is _Form.TURNED:
             out.copy_(turned_product(self._wide, self.bias, x).t())
@@ -136,7 +136,7 @@ class Linear:
             torch.addmm(self.bias, x, self._wide, out=out)
 
     def _multiply_add(self, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
-        if self._wide is None or self.fits(len(x)):
+        if self._wide is None or self.fits(x.shape[0]):
             out.copy_(self._sum(x, residual))
             return
         if self._form is _Form.TURNED:

@@ -49,12 +49,12 @@ class GatedMlp:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, H] + the MLP of x [R, H]."""
-        if self._wide is None or self._gate_up.fits(len(x)):
+        if self._wide is None or self._gate_up.fits(x.shape[0]):
             return self._straight(x, residual)
         out = torch.empty_like(residual)
-        for low in range(0, len(x), self._wide_rows):
+        for low in range(0, x.shape[0], self._wide_rows):
             part = slice(low, low + self._wide_rows)
-            if self._gate_up.fits(len(x[part])):
+            if self._gate_up.fits(x.shape[0] - low):
                 out[part] = self._straight(x[part], residual[part])
             else:
                 out[part] = _turned(*self._wide, self._gate_up.bias, x[part], residual[part])
