@@ -10,7 +10,7 @@ Shapes: R rows, K experts per row, E experts, H hidden_size, I intermediate_size
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -108,19 +108,41 @@ def _linears(module: _ExpertsModule, name: str) -> Iterator[Linear]:
 
 def router_matrices(model: nn.Module) -> list[Matrix]:
     """The products of routers, which are no nn.Linear in transformers."""
-    found = []
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not hasattr(module, "top_k") or not isinstance(weight, nn.Parameter):
-            continue
-        if weight.dim() == 2:
-            bias = getattr(module, "bias", None)
-            found.append(_router_matrix(weight, bias))
-    return found
+    return [
+        _Router(module).matrix
+        for module in model.modules()
+        if hasattr(module, "top_k") and getattr(getattr(module, "weight", None), "ndim", 0) == 2
+    ]
 
 
-def _router_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Matrix:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, weight, bias)
+class _Router:
+    """A router of transformers: rows in, a tuple of tensors by row out."""
 
-    return Matrix(int(weight.shape[0]), int(weight.shape[1]), apply, "router")
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._weight = cast("torch.Tensor", module.weight)
+        self._most_rows: int | None = None
+
+    @property
+    def matrix(self) -> Matrix:
+        """Its product, as the invariance check sees it."""
+        outputs, inputs = self._weight.shape
+        return Matrix(outputs, inputs, self._product, "router", self._limit)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        bias = cast("torch.Tensor | None", getattr(self._module, "bias", None))
+        parts = x.split(self._most_rows or len(x))  # type: ignore[no-untyped-call]
+        return torch.cat([functional.linear(part, self._weight, bias) for part in parts])
+
+    def _limit(self, most_rows: int) -> None:
+        """Route at most so many rows at once from now on, by the module's own forward."""
+        self._most_rows = most_rows
+        module = self._module
+        whole = type(module).forward
+
+        def in_parts(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            parts = rows.flatten(0, -2).split(most_rows)  # type: ignore[no-untyped-call]
+            found = [whole(module, part) for part in parts]
+            return tuple(torch.cat(same) for same in zip(*found, strict=True))
+
+        module.forward = in_parts

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from tests.tiny import write_tiny
@@ -66,3 +67,30 @@ def test_padding_rows_ask_no_expert_and_change_nothing(experts):
     own.num_rows = None
     assert torch.equal(found[:37], expected[:37])
     assert not found[37:].any()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_a_limited_router_routes_in_parts_to_the_same_experts(family):
+    """Where a machine's product changes with the number of rows, routers are cut as others are."""
+    model = AutoModelForCausalLM.from_config(FAMILIES[family].config()).eval()
+    router = next(m for m in model.modules() if hasattr(m, "top_k") and hasattr(m, "weight"))
+    rows = torch.randn(50, router.weight.shape[1], generator=torch.Generator().manual_seed(2))
+    whole = router(rows)
+    matrix = router_matrices(model)[0]
+    product = matrix.apply(rows)
+    matrix.limit(16)
+    counts = []
+    multiply = functional.linear
+
+    def counting(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        counts.append(len(x))
+        return multiply(x, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "linear", counting)
+        found = router(rows)
+        torch.testing.assert_close(matrix.apply(rows), product)
+    assert counts == [16, 16, 16, 2] * 2
+    for ours, theirs in zip(found, whole, strict=True):
+        torch.testing.assert_close(ours, theirs)
