@@ -7,6 +7,7 @@ from drafter_service.config import DrafterLimits, DrafterSettings
 from protos.generation import GenerationRequest, Speculation, SpeculationMode
 from tests.integration.exchange_house import (
     CHAIN,
+    CONTEXT,
     TREE,
     VOCAB,
     ask,
@@ -16,6 +17,7 @@ from tests.integration.exchange_house import (
 )
 from tests.integration.fake_drafter import FakeDrafter, Mode
 from verifier_service.engine.ports import SourcePlan
+from verifier_service.engine.settings import EngineSettings
 
 REQUESTS = [ask("a", 5), ask("b", 70, temperature=0.9, seed=3), ask("c", 600)]
 
@@ -163,7 +165,8 @@ def test_a_full_drafter_serves_whom_it_has_room_for(build, truth):
 
 @pytest.mark.parametrize("deadline_s", [-1.0, 0.0, float("nan"), float("inf"), 1e9])
 def test_no_deadline_holds_a_step_for_ever(build, remote, truth, deadline_s):
-    house = build([SourcePlan("fake", CHAIN)], deadline_s=deadline_s)
+    sizes = EngineSettings(num_slots=CONTEXT, max_draft_wait_s=0.3)
+    house = build([SourcePlan("fake", CHAIN)], deadline_s=deadline_s, settings=sizes)
     house.offer("fake", remote.address)
     remote.mode = Mode.SILENT
     house.client.submit(REQUESTS[0])
