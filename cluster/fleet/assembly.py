@@ -203,12 +203,12 @@ def build_drafter_server(
 
 def security_of(section: SecuritySection, token: str) -> "Security":
     """Between verifiers and drafters, both sides of it; where Ray has certificates, its own."""
-    from protos.channel import Security, TlsFiles, tls_of_environment
+    from protos.channel import TlsFiles, trust
 
-    tls, files = section.tls, tls_of_environment(os.environ)
+    tls, own = section.tls, None
     if tls is not None:
-        files = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
-    return Security(token, files, section.insecure)
+        own = TlsFiles(tls.authority, tls.certificate, tls.key, tls.server_name)
+    return trust(token, own, os.environ, insecure=section.insecure)
 
 
 def drafter_settings(entry: DrafterEntry, target_dir: Path) -> DrafterSettings:

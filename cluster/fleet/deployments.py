@@ -29,6 +29,7 @@ from cluster.fleet.statistics import statistics_of
 from cluster.http.auth import load_keys
 from cluster.http.ingress import Front, FrontSettings
 from cluster.http.text import load_text
+from protos.address import join_address
 from protos.errors import InvalidRequest, OutriderError, Overloaded, PeerUnavailable
 from protos.exchange import DrafterLoad
 from protos.generation import GenerationRequest
@@ -159,7 +160,7 @@ class DrafterDeployment:
         host = str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's
         self._server = await asyncio.to_thread(build_drafter_server, config, entry, token, host)
         port = await self._server.start()
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = join_address(host, port)
 
     def record_replica_metadata(self) -> dict[str, str]:
         """Serve's own record of where this replica's gRPC server listens."""

@@ -71,7 +71,10 @@ def test_rays_broken_variables_stop_no_service_that_has_its_own_files(monkeypatc
     own = TlsFiles(Path("ca.pem"), Path("own.pem"), Path("own.key"))
     assert drafter_security_of(parse_settings({"kind": "ngram", "tls": FILES})).tls == own
     assert verifier_security_of(VerifierSettings.model_validate({"tls": FILES})).tls == own
+    config = parse_config({"security": {"tls": FILES}})
+    assert security_of(config.security, "hush").tls == own
     for refused in (
+        lambda: security_of(parse_config({}).security, "hush"),
         lambda: drafter_security_of(parse_settings({"kind": "ngram"})),
         lambda: verifier_security_of(VerifierSettings()),
     ):
