@@ -57,7 +57,8 @@ class TraceFolder:
         self.ids: tuple[str, ...] = tuple(order)
 
     def find(self, wanted: str) -> list[str]:
-        """Request ids that a name means: itself, the one that begins so, or a reply's choices.
+        """Request ids that a name means: itself, the one that begins so, or a reply's choices in
+        their order.
 
         What is no Unicode is looked for as it was written. Raises InvalidRequest, naming the ids
         that exist.
@@ -66,8 +67,11 @@ class TraceFolder:
         if wanted in self.ids:
             return [wanted]
         begins = [name for name in self.ids if name.startswith(wanted)]
-        choices = [name for name in begins if name[len(wanted) :].lstrip("-").isdecimal()]
-        if len(begins) == 1 or (begins and begins == choices and begins[0][len(wanted)] == "-"):
+        # By their number: verifiers record them in files of their own.
+        numbers = [name.removeprefix(f"{wanted}-") for name in begins]
+        if begins and all(number.isdecimal() for number in numbers):
+            return [f"{wanted}-{number}" for number in sorted(numbers, key=int)]
+        if len(begins) == 1:
             return begins
         if begins:
             raise InvalidRequest(f"{wanted!r} may be any of {_listing(begins)}", "request")

@@ -209,6 +209,20 @@ def test_a_reply_of_several_choices_is_explained_whole(tmp_path):
         TraceFolder(tmp_path).find("cmpl-a")
 
 
+def test_choices_come_in_their_order_whichever_verifier_was_first(tmp_path):
+    names = [f"cmpl-ab-{number}" for number in (10, 1, 0, 2)]
+    write_file(tmp_path, [made_records(name, n)[0] for n, name in enumerate(names)])
+    expected = [f"cmpl-ab-{number}" for number in (0, 1, 2, 10)]
+    assert TraceFolder(tmp_path).find("cmpl-ab") == expected
+
+
+def test_a_name_that_means_a_reply_and_another_is_asked_about(tmp_path):
+    names = ("cmpl-ab-0", "cmpl-ab2")
+    write_file(tmp_path, [made_records(name, n)[0] for n, name in enumerate(names)])
+    with pytest.raises(InvalidRequest, match="may be any of"):
+        TraceFolder(tmp_path).find("cmpl-ab")
+
+
 def test_many_ids_are_not_listed_all(tmp_path):
     write_file(tmp_path, [made_records(f"cmpl-{n:03}", n)[0] for n in range(100)])
     with pytest.raises(InvalidRequest, match="cmpl-099 and 80 older ones"):
