@@ -67,14 +67,14 @@ class EngineSection(_Section):
     )
     max_tokens_per_step: int = Field(default=512, ge=1, le=2**20, description="Rows of a forward.")
     max_prefill_chunk: int = Field(
-        default=256, ge=1, le=2**20, description="Rows that one prompt may take of a step."
+        default=512, ge=1, le=2**20, description="Rows that one prompt may take of a step."
     )
     max_prefill_while_decoding: int | None = Field(
         default=None,
         ge=1,
         le=2**20,
         description="Rows that all prompts together may take of a step in which others decode; "
-        "null: one max_prefill_chunk.",
+        "null: one max_prefill_chunk, at most 256.",
     )
     prefix_cache: bool = Field(
         default=True, description="Find the KV of a prefix that was computed before again."

@@ -4,8 +4,12 @@ Invariant: every decoding request always gets its one row a step (max_running fi
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from protos.errors import ConfigError
+
+PREFILL_WHILE_DECODING: Final = 256
+"""Rows of prompts that a decoding request waits for in a step, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +18,15 @@ class EngineSettings:
 
     max_tokens_per_step bounds the rows of one forward; max_prefill_chunk the rows one prompt may
     take of it; max_prefill_while_decoding the rows that all prompts together may take of a step in
-    which others decode (None: one chunk). prefix_cache: pages of KV are found again. max_queued:
-    requests waiting beyond those running before new ones are refused.
+    which others decode (None: one chunk, at most PREFILL_WHILE_DECODING). prefix_cache: pages of KV
+    are found again. max_queued: requests waiting beyond those running before new ones are refused.
     max_draft_wait_s: the longest a step may be held for drafts, whatever was planned.
     """
 
     page_size: int = 64
     num_slots: int = 8192
     max_tokens_per_step: int = 512
-    max_prefill_chunk: int = 256
+    max_prefill_chunk: int = 512
     max_prefill_while_decoding: int | None = None
     prefix_cache: bool = True
     max_running: int = 16
@@ -56,5 +60,5 @@ class EngineSettings:
     def prefill_rows(self) -> int:
         """Rows of prompts in a step in which others decode."""
         if self.max_prefill_while_decoding is None:
-            return self.max_prefill_chunk
+            return min(self.max_prefill_chunk, PREFILL_WHILE_DECODING)
         return self.max_prefill_while_decoding

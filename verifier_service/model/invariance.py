@@ -19,14 +19,14 @@ from verifier_service.step import Span, Target
 
 MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
-_COUNTS: tuple[int, ...] = (*range(4, 68, 4), *range(80, 272, 16), 512)
-"""Row counts tried: every padded size that decoding has and that parts of a prompt have, and one of
-a whole chunk."""
+_COUNTS: tuple[int, ...] = (*range(4, 68, 4), *range(80, 272, 16), 512, 1024)
+"""Row counts tried: every padded size that decoding has and that parts of a prompt have, and those
+of whole chunks."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 _LEAST_LIMIT = 16
 """Matrices are not cut into parts of fewer rows than this: such a target is reported instead."""
-_WIDE_ROWS = (256, 128, 64)
+_WIDE_ROWS = (512, 256, 128, 64)
 """Numbers of rows tried for the other form of a limited matrix, in this order."""
 CHECK_SLOTS = 512
 """Slots that check_steps needs."""

@@ -19,6 +19,9 @@ from verifier_service.model.invariance import Matrix
 
 _PACK_ROWS = 16
 """The number of rows the packed layout is chosen for; any number may be given later."""
+_REST_ROWS = 128
+"""What is left behind the last whole part of more rows is multiplied so many at once: kernels
+change at sizes between, which a larger part may pass over and a rest would meet."""
 
 
 class _Form(Enum):
@@ -121,7 +124,8 @@ class Linear:
         self._wide_rows, self._form = wide_rows, form
 
     def _parts(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        parts: tuple[torch.Tensor, ...] = x.split(self._wide_rows or self.most_rows)  # type: ignore[no-untyped-call]
+        most = self._wide_rows or self.most_rows or x.shape[0]
+        parts: tuple[torch.Tensor, ...] = x.split(part_sizes(x.shape[0], most))  # type: ignore[no-untyped-call]
         return parts
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -163,6 +167,14 @@ class Linear:
             x, residual, self._weight, self.bias, "add"
         )
         return y
+
+
+def part_sizes(num_rows: int, most: int) -> list[int]:
+    """How many rows each of the parts has that so many rows are multiplied in."""
+    rest = num_rows % most
+    smaller = min(most, _REST_ROWS)
+    sizes = [most] * (num_rows // most) + [smaller] * (rest // smaller)
+    return [*sizes, rest % smaller] if rest % smaller else sizes
 
 
 def turned_product(

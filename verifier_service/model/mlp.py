@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from verifier_service.model.invariance import Matrix
-from verifier_service.model.linear import Linear, turned_product
+from verifier_service.model.linear import Linear, part_sizes, turned_product
 
 
 class GatedMlp:
@@ -52,12 +52,14 @@ class GatedMlp:
         if self._wide is None or self._gate_up.fits(x.shape[0]):
             return self._straight(x, residual)
         out = torch.empty_like(residual)
-        for low in range(0, x.shape[0], self._wide_rows):
-            part = slice(low, low + self._wide_rows)
-            if self._gate_up.fits(x.shape[0] - low):
+        low = 0
+        for size in part_sizes(x.shape[0], self._wide_rows):
+            part = slice(low, low + size)
+            if self._gate_up.fits(size):
                 out[part] = self._straight(x[part], residual[part])
             else:
                 out[part] = _turned(*self._wide, self._gate_up.bias, x[part], residual[part])
+            low += size
         return out
 
     def _straight(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -157,3 +157,9 @@ def test_metrics_are_flat_sums_with_labels():
     assert values['accepted{depth="1"}'] == 5.0
     assert values['accepted{source="ngram"}'] == 7.0
     assert "last_step_s" not in values
+
+
+def test_prompts_take_less_of_a_step_in_which_others_decode_where_nothing_is_said():
+    assert EngineSettings().max_prefill_chunk > EngineSettings().prefill_rows == 256
+    assert EngineSettings(max_prefill_chunk=64).prefill_rows == 64
+    assert EngineSettings(max_prefill_while_decoding=400).prefill_rows == 400

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from verifier_service.model.invariance import Matrix, find_multiple
-from verifier_service.model.linear import Linear
+from verifier_service.model.linear import Linear, part_sizes
 from verifier_service.model.mlp import GatedMlp
 
 
@@ -160,6 +160,14 @@ def _counted_products(monkeypatch: pytest.MonkeyPatch, num_outputs: int) -> list
             torch, name, lambda *parts, do=whole, **options: count(do(*parts, **options))
         )
     return counts
+
+
+def test_rows_behind_the_last_whole_part_are_multiplied_in_smaller_ones() -> None:
+    assert part_sizes(1000, 512) == [512, 128, 128, 128, 104]
+    assert part_sizes(256, 512) == [128, 128]
+    assert part_sizes(1024, 512) == [512, 512]
+    assert part_sizes(40, 32) == [32, 8]
+    assert part_sizes(7, 32) == [7]
 
 
 def gated(biased: bool = False) -> tuple[GatedMlp, Linear, Linear]:
