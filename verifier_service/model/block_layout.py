@@ -175,7 +175,7 @@ def _paths(placed: PlacedSpan) -> list[_Block]:
 
 
 def _packed(placed: PlacedSpan) -> list[_Block]:
-    """A branching span in as few blocks as hold it."""
+    """A branching span in one block, or in several where a part has no room for all of it."""
     span, start = placed.span, placed.span.start
     assert span.parents is not None
     blocks = []
@@ -265,7 +265,7 @@ def _group(blocks: Sequence[_Block], dtype: torch.dtype) -> BlockGroup:
 def _hidden(
     blocks: Sequence[_Block], places: list[list[int]], positions: torch.Tensor, columns: range
 ) -> torch.Tensor:
-    """Which of these columns no row sees, bool [B, n, len(columns)]."""
+    """Which of these columns each row does not see, bool [B, n, len(columns)]."""
     last = positions.clone()
     for number, block in enumerate(blocks):
         if block.packed is not None:

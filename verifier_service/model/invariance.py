@@ -11,6 +11,7 @@ fails is reported, not hidden.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -21,7 +22,9 @@ MULTIPLES = (4, 8, 16, 32)
 """Padding multiples tried, in this order."""
 _COUNTS: tuple[int, ...] = (*range(4, 68, 4), *range(80, 272, 16), 512, 1024)
 """Row counts tried: every padded size that decoding has and that parts of a prompt have, and those
-of whole chunks."""
+of whole chunks. Rows of experts and of logits beyond 64 have sizes between these."""
+_ELEMENTS: Final = 1 << 17
+"""Outputs compared for every count."""
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 _LEAST_LIMIT = 16
@@ -90,13 +93,13 @@ def _widest(
 ) -> tuple[int, int]:
     """(number of the widener, rows) of a limited matrix's form that takes the most rows with the
     same sums; 0 rows for none."""
-    most = _counts(matrix, multiple)[-1]
+    trial = _Trial(matrix, multiple, dtype, device)
     best = (0, 0)
     for form, widen in enumerate(matrix.wideners):
         for rows in _WIDE_ROWS:
-            if best[1] < rows <= most:
+            if best[1] < rows <= trial.counts[-1]:
                 widen(rows)
-                if not _first_difference(matrix, multiple, dtype, device):
+                if not trial.first_difference():
                     best = (form, rows)
         widen(0)
     return best
@@ -107,11 +110,11 @@ def _failure(
 ) -> str:
     """The first matrix whose rows depend on their number, "" if there is none."""
     for matrix in matrices:
-        count = _first_difference(matrix, multiple, dtype, device)
+        count = _Trial(matrix, multiple, dtype, device).first_difference()
         if count:
             return (
                 f"{matrix.kind} ({matrix.num_outputs}, {matrix.num_inputs}) in {dtype}: a "
-                f"row among {count} differs from the same row among more"
+                f"row among {count} differs from the same row among fewer"
             )
     return ""
 
@@ -120,29 +123,48 @@ def _agreeing_rows(
     matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
 ) -> int:
     """The most rows up to which every number of rows gives what the fewest rows give."""
-    counts = _counts(matrix, multiple)
-    x = _rows(matrix, counts[-1], dtype, device)
-    alone = torch.cat([matrix.apply(part.contiguous()) for part in torch.split(x, counts[0])])
-    agreeing = counts[0]
-    for count in counts[1:]:
-        if not torch.equal(matrix.apply(x[:count].contiguous()), alone[:count]):
-            break
-        agreeing = count
-    return agreeing
+    trial = _Trial(matrix, multiple, dtype, device)
+    count = trial.first_difference()
+    return trial.counts[trial.counts.index(count) - 1] if count else trial.counts[-1]
 
 
-def _first_difference(
-    matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
-) -> int:
-    """The row count at which a row changes, or 0."""
-    counts = _counts(matrix, multiple)
-    x = _rows(matrix, counts[-1], dtype, device)
-    whole = matrix.apply(x)
-    for count in counts[:-1]:
-        alone = matrix.apply(x[-count:].contiguous())
-        if not torch.equal(alone, whole[-count:]):
-            return count
-    return 0
+class _Trial:
+    """A matrix's rows in parts of every count against the same rows in parts of the fewest.
+
+    Two kernels may differ in one element of 10,000 (AMX does): so many elements are compared, for
+    every count, that one which differs so seldom is not passed over.
+    """
+
+    def __init__(
+        self, matrix: Matrix, multiple: int, dtype: torch.dtype, device: torch.device | None
+    ) -> None:
+        self._matrix = matrix
+        self.counts = _counts(matrix, multiple)
+        wanted = max(_ELEMENTS // matrix.num_outputs, self.counts[0])
+        self._few = min(wanted, self.counts[-1])
+        generator = torch.Generator().manual_seed(matrix.num_inputs)
+        rows = torch.randn(self.counts[-1], matrix.num_inputs, generator=generator)
+        self._rows = rows.to(device, dtype)
+        self._alone: list[torch.Tensor] = []
+
+    def first_difference(self) -> int:
+        """The fewest rows among which one changes, or 0."""
+        for count in self.counts[1:]:
+            total = max(self._few // count, 1) * count
+            if not torch.equal(self._in_parts(count, 0, total), self._one_by_one(total)):
+                return count
+        return 0
+
+    def _one_by_one(self, total: int) -> torch.Tensor:
+        """In parts of the fewest rows, in which no form of the matrix differs; kept."""
+        done = sum(len(part) for part in self._alone)
+        if done < total:
+            self._alone.append(self._in_parts(self.counts[0], done, total))
+        return torch.cat(self._alone)[:total]
+
+    def _in_parts(self, count: int, first: int, end: int) -> torch.Tensor:
+        parts = self._rows[first:end].split(count)  # type: ignore[no-untyped-call]
+        return torch.cat([self._matrix.apply(part.contiguous()) for part in parts])
 
 
 def _counts(matrix: Matrix, multiple: int) -> list[int]:
@@ -150,17 +172,10 @@ def _counts(matrix: Matrix, multiple: int) -> list[int]:
     return [n for n in counts if n <= TILE] if matrix.num_outputs > _WIDE else counts
 
 
-def _rows(
-    matrix: Matrix, count: int, dtype: torch.dtype, device: torch.device | None
-) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(matrix.num_inputs)
-    return torch.randn(count, matrix.num_inputs, generator=generator).to(device, dtype)
-
-
 def device_note(device: torch.device) -> str:
     """Why a device's kernels are not taken for invariant, whatever a check finds; "" for the CPU.
 
-    On a CPU the row counts tried cover every kernel there is; a GPU's libraries choose among many
+    On a CPU kernels change at few row counts, which are tried; a GPU's libraries choose among many
     by the shape of each product, and no sample of shapes speaks for the others.
     """
     if device.type == "cpu":

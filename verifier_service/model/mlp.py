@@ -26,7 +26,8 @@ class GatedMlp:
     @property
     def matrix(self) -> Matrix:
         """The whole as one product, as the invariance check sees it."""
-        kind = f"gated product of {self._down.shape[1]}"
+        biased = "" if self._gate_up.bias is None else " with bias"
+        kind = f"gated product of {self._down.shape[1]}{biased}"
         size = self._down.shape[0]
         wideners = (self.widen,) if self._down.bias is None else ()
         return Matrix(size, size, lambda x: self.add(x, x), kind, self.limit, wideners)

@@ -23,8 +23,6 @@ _EDGES = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 576, 577, 1023, 1024, 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 11, 16, 17, 31, 32, 33, 64, 100, 200, 256)
 _TOLERANCE = 0.05
 """Largest difference from tiles in bf16, as a share of the largest output."""
-
-
 _PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 6, 0, 10)
 _MAIN = (0, 6, 7, 8)
 """A small tree, and its rows whose keys are the prompt's own: behind a deeper path, so that they do
