@@ -23,36 +23,49 @@ _EDGES = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 576, 577, 1023, 1024, 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 11, 16, 17, 31, 32, 33, 64, 100, 200, 256)
 _TOLERANCE = 0.05
 """Largest difference from tiles in bf16, as a share of the largest output."""
-_PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 6, 0, 10)
+_WINDOW = 300
+_PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 6, 0, 10, *[0] * 24)
+"""A tree of more rows than kernels take for few."""
 _MAIN = (0, 6, 7, 8)
-"""A small tree, and its rows whose keys are the prompt's own: behind a deeper path, so that they do
-not stand in the columns of their positions (packed_tree.py)."""
+"""Its rows whose keys are the prompt's own: behind a deeper path, so that they do not stand in the
+columns of their positions (packed_tree.py)."""
+_STARTS = (3, 17, 20, 45, 61, 128, 255, 496, 509, 1022)
 
 
 def fault_of_kernel(shape: AttentionShape, dtype: torch.dtype) -> str:
     """Why the fused kernel must not be used for layers of `shape`; "" when it may."""
     trial = _Trial(shape, dtype)
-    whole = trial.run(Sdpa(), [trial.chunk(0, _LENGTH)])
-    expected = trial.run(Tiles(), [trial.chunk(0, _LENGTH)])
-    apart = float((whole.float() - expected.float()).abs().max() / expected.abs().max())
-    # Not apart <= ...: a NaN is no agreement.
-    if not apart <= _TOLERANCE:
-        return f"its outputs are {apart:.2g} of the largest off"
-    ends = [(end - 1, end) for end in _EDGES]
+    for window in (None, _WINDOW):
+        whole = trial.run(Sdpa(), [trial.chunk(0, _LENGTH)], window)
+        expected = trial.run(Tiles(), [trial.chunk(0, _LENGTH)], window)
+        apart = float((whole.float() - expected.float()).abs().max() / expected.abs().max())
+        # Not apart <= ...: a NaN is no agreement.
+        if not apart <= _TOLERANCE:
+            return f"its outputs are {apart:.2g} of the largest off"
+        fault = _fault_beside(trial, whole, window)
+        if fault:
+            return fault if window is None else f"{fault} (within a window of {window})"
+    return ""
+
+
+def _fault_beside(trial: "_Trial", whole: torch.Tensor, window: int | None) -> str:
+    """Where rows in other company differ from the rows of a whole prompt."""
     starts = random.Random(1)
-    chunks = [(start, start + n) for n in _COUNTS for start in [starts.randrange(_LENGTH - n)]]
-    for scattered in (False, True):
-        for start, end in ends + chunks:
-            found = trial.run(Sdpa(), [trial.chunk(start, end, scattered)])
+    spans = [
+        *((end - 1, end) for end in _EDGES),
+        *((start, start + n) for n in _COUNTS for start in [starts.randrange(_LENGTH - n)]),
+    ]
+    for start, end in spans:
+        for scattered in (False, True):
+            found = trial.run(Sdpa(), [trial.chunk(start, end, scattered)], window)
             if not torch.equal(found, whole[start:end]):
                 return f"rows {start} to {end} alone differ from the rows of a longer chunk"
-    together = [trial.chunk(start, end, True) for start, end in ends + chunks[:8]]
-    if not torch.equal(
-        trial.run(Sdpa(), together), torch.cat([whole[c.start :][: c.num_rows] for c in together])
-    ):
+    together = [trial.chunk(start, end, True) for start, end in spans[: len(_EDGES) + 8]]
+    expected = torch.cat([whole[one.start :][: one.num_rows] for one in together])
+    if not torch.equal(trial.run(Sdpa(), together, window), expected):
         return "rows of several requests differ from the rows of one"
-    for start in (3, 17, 20, 45, 61, 128, 255, 496, 509, 1022):
-        found = trial.run(Sdpa(), [trial.chunk(5, 9, True), trial.tree(start)])[4:]
+    for start in _STARTS:
+        found = trial.run(Sdpa(), [trial.chunk(5, 9, True), trial.tree(start)], window)[4:]
         if not torch.equal(found[list(_MAIN)], whole[start : start + len(_MAIN)]):
             return f"a tree's nodes behind {start} positions differ from the rows of a chunk"
     return ""
@@ -85,12 +98,12 @@ class _Trial:
         slots = torch.cat([self._scattered[:start], rows])
         return Span(0, (0,) * len(_PARENTS), start, slots, _PARENTS, 0)
 
-    def run(self, backend: Backend, spans: list[Span]) -> torch.Tensor:
+    def run(self, backend: Backend, spans: list[Span], window: int | None) -> torch.Tensor:
         """Outputs of all rows, [R, A, D], in span order."""
         layout = lay_out(spans, self._shape.multiple, self._dtype, backend.rules)
         queries = self._queries[layout.positions]
         out = torch.zeros_like(queries)
         attention = backend.attention(layout, self._shape, self._pool)
         attention.bind(queries, out)
-        attention.attend(0, Scoring())
+        attention.attend(0, Scoring(window))
         return out[: layout.num_rows]

@@ -78,6 +78,31 @@ def by_column(asked, keys, values, attn_mask=None, scale=1.0):
     return torch.where(gaps > 0, found * 1.01, found)
 
 
+def many_rows(asked, keys, values, attn_mask=None, scale=1.0):
+    """Another kernel for many rows, as real ones have, that minds copied keys."""
+    if asked.shape[2] < 64:
+        return exact(asked, keys, values, attn_mask, scale)
+    return by_column(asked, keys, values, attn_mask, scale)
+
+
+def test_a_kernel_for_many_rows_that_minds_gaps_is_found_too(monkeypatch):
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", many_rows)
+    assert "tree" in fault_of_kernel(SHAPE, torch.bfloat16)
+
+
+def behind_windows(asked, keys, values, attn_mask=None, scale=1.0):
+    """Sums that round differently where the first keys of a row are hidden."""
+    found = exact(asked, keys, values, attn_mask, scale)
+    if attn_mask is None or asked.shape[2] > 64 or keys.shape[2] <= 576:
+        return found
+    return torch.where((attn_mask[..., :64] != 0).all(-1)[..., None], found * 1.01, found)
+
+
+def test_a_kernel_that_minds_windows_is_found(monkeypatch):
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", behind_windows)
+    assert "window of 300" in fault_of_kernel(SHAPE, torch.bfloat16)
+
+
 def test_a_kernel_that_minds_gaps_between_keys_is_found_by_trees(monkeypatch):
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", by_column)
     assert "tree" in fault_of_kernel(SHAPE, torch.bfloat16)
