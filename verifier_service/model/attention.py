@@ -17,7 +17,7 @@ from verifier_service.model.block_layout import TILE_RULES, BlockGroup
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring, cap, soften
 from verifier_service.model.kv import TILE, Pool
 from verifier_service.model.layout import StepLayout
-from verifier_service.model.step_attention import StepAttention
+from verifier_service.model.step_attention import GroupsAttention, StepAttention
 from verifier_service.model.tree_attention import TreeAttention
 from verifier_service.model.tree_layout import TreeGroup
 
@@ -30,29 +30,14 @@ class Tiles:
 
     def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
         """Backend.attention."""
-        return TileAttention(layout, shape, pool)
-
-
-class TileAttention:
-    """StepAttention in tiles."""
-
-    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
-        self._parts = [
-            TreeAttention(group, shape, pool)
-            if isinstance(group, TreeGroup)
-            else BlockAttention(group, shape, pool)
-            for group in layout.groups
-        ]
-
-    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """StepAttention.bind."""
-        for part in self._parts:
-            part.queries.bind(queries, out)
-
-    def attend(self, layer: int, scoring: Scoring) -> None:
-        """StepAttention.attend."""
-        for part in self._parts:
-            part.attend(layer, scoring)
+        return GroupsAttention(
+            [
+                TreeAttention(group, shape, pool)
+                if isinstance(group, TreeGroup)
+                else BlockAttention(group, shape, pool)
+                for group in layout.groups
+            ]
+        )
 
 
 class BlockAttention:

@@ -4,8 +4,8 @@ The kernel (scaled_dot_product_attention, flash attention after Dao et al., arXi
 scores and sums in float32 and walks keys in blocks of fixed positions, so a row's bits are its own
 when three things are done: heads that share keys become rows of one product, rows are padded to a
 multiple, and positions to whole tiles. That holds for kernels on some machines and not on others:
-`fault_of_kernel` tries it at load. A branching span is read as paths (layout.py). Knows no model,
-no soft-cap and no sinks. `TileAttention` is the reference.
+`fault_of_kernel` tries it at load. A branching span is packed for it (packed_tree.py). Knows no
+model, no soft-cap and no sinks. Tiles (attention.py) are the reference.
 
 Shapes: as in attention.py.
 """
@@ -20,7 +20,7 @@ from verifier_service.model.block_layout import BlockGroup, BlockRules
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
-from verifier_service.model.step_attention import StepAttention
+from verifier_service.model.step_attention import GroupsAttention, StepAttention
 from verifier_service.model.tree_layout import TreeGroup
 
 SDPA_RULES: Final = BlockRules(
@@ -36,30 +36,11 @@ class Sdpa:
 
     def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
         """Backend.attention."""
-        return SdpaAttention(layout, shape, pool)
-
-
-class SdpaAttention:
-    """StepAttention by the fused kernel. Scorings with a soft-cap or sinks are not for it."""
-
-    def __init__(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> None:
-        self._parts = [_GroupAttention(group, shape, pool) for group in layout.groups]
-
-    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """StepAttention.bind."""
-        for part in self._parts:
-            part.queries.bind(queries, out)
-
-    def attend(self, layer: int, scoring: Scoring) -> None:
-        """StepAttention.attend."""
-        assert scoring.softcap is None
-        assert scoring.sinks is None
-        for part in self._parts:
-            part.attend(layer, scoring.window)
+        return GroupsAttention([_GroupAttention(group, shape, pool) for group in layout.groups])
 
 
 class _GroupAttention:
-    """One group of blocks, for all layers of one shape."""
+    """One group of blocks, for all layers of one shape. Neither soft-cap nor sinks are for it."""
 
     def __init__(self, group: BlockGroup | TreeGroup, shape: AttentionShape, pool: Pool) -> None:
         assert isinstance(group, BlockGroup), "laid out by SDPA_RULES"
@@ -73,12 +54,14 @@ class _GroupAttention:
         self._buffer = None if self._views is not None else self._source.new_buffer()
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
-    def attend(self, layer: int, window: int | None) -> None:
-        """Fill this group's rows."""
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """StepAttention.attend for this group's rows."""
+        assert scoring.softcap is None
+        assert scoring.sinks is None
         self.queries.load()
         keys, values = self._keys_and_values(layer)
         found = scaled_dot_product_attention(
-            self._asked, keys, values, attn_mask=self._mask(window), scale=1.0
+            self._asked, keys, values, attn_mask=self._mask(scoring.window), scale=1.0
         )
         self.queries.store(found)
 

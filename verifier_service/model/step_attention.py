@@ -6,12 +6,13 @@ FlexAttention on GPUs (flex.py); backend.py chooses.
 Shapes: R flat rows, A query heads, D head_dim.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from verifier_service.model.block_layout import BlockRules
-from verifier_service.model.heads import AttentionShape, Scoring
+from verifier_service.model.heads import AttentionShape, HeadRows, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
 
@@ -27,6 +28,34 @@ class StepAttention(Protocol):
 
     def attend(self, layer: int, scoring: Scoring) -> None:
         """Fill `out` for one layer; the step's own K and V of that layer are in the pool."""
+
+
+class GroupAttention(Protocol):
+    """Attention of one of a step's groups, with its query rows."""
+
+    @property
+    def queries(self) -> HeadRows:
+        """Where its rows come from and go."""
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """StepAttention.attend for this group's rows."""
+
+
+class GroupsAttention:
+    """StepAttention of groups that attend one after the other."""
+
+    def __init__(self, parts: Sequence[GroupAttention]) -> None:
+        self._parts = parts
+
+    def bind(self, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """StepAttention.bind."""
+        for part in self._parts:
+            part.queries.bind(queries, out)
+
+    def attend(self, layer: int, scoring: Scoring) -> None:
+        """StepAttention.attend."""
+        for part in self._parts:
+            part.attend(layer, scoring)
 
 
 class Backend(Protocol):

@@ -43,8 +43,7 @@ class TransformersTarget:
     ) -> None:
         """kv_heads: key-value heads and head_dim. multiple: rows are padded to it.
 
-        device: where decoder and taps are, and the pool will be. backend: computes
-        attention.
+        device: where decoder and taps are, and the pool will be. backend: computes attention.
         """
         self.facts = facts
         """Constant after loading."""

@@ -93,6 +93,15 @@ async def started(fleet: Fleet) -> HandleBackend:
     return backend
 
 
+async def asked_once(fleet: Fleet) -> None:
+    """One request, and what it raises."""
+    backend = await started(fleet)
+    try:
+        await text_of(backend)
+    finally:
+        await backend.close()
+
+
 def test_the_next_try_goes_elsewhere_at_once_and_new_requests_too():
     fleet = Fleet({"hung": hangs_after_two, "well": goes_on})
 
@@ -191,16 +200,8 @@ def test_a_healthy_one_is_found_behind_many_that_are_not(bad):
 )
 def test_a_request_that_finds_no_healthy_one_ends(bad, most):
     fleet = Fleet({f"bad {number}": bad for number in range(2 * MAX_LOSSES)})
-
-    async def go() -> None:
-        backend = await started(fleet)
-        try:
-            await text_of(backend)
-        finally:
-            await backend.close()
-
     with pytest.raises(VerifierLost):
-        run(go())
+        run(asked_once(fleet))
     assert len(fleet.asked) == len(set(fleet.asked)) == most
 
 
@@ -223,16 +224,8 @@ def test_when_all_are_lost_the_request_ends(knows_who):
 
 def test_a_verifier_that_is_only_reported_is_not_waited_for_twice():
     fleet = Fleet({"a": hangs}, {"a": report("a"), "gone": report("gone")})
-
-    async def go() -> None:
-        backend = await started(fleet)
-        try:
-            await text_of(backend)
-        finally:
-            await backend.close()
-
     with pytest.raises(VerifierSilent):
-        run(go())
+        run(asked_once(fleet))
     assert fleet.asked == ["a", "a"]
 
 
