@@ -179,7 +179,7 @@ def _packed(placed: PlacedSpan) -> list[_Block]:
     span, start = placed.span, placed.span.start
     assert span.parents is not None
     blocks = []
-    for part in pack_tree(span.parents, placed.depths, start):
+    for part in pack_tree(span.parents, start):
         tail = torch.where(part.keys < 0, 0, span.slots[part.keys.clamp(min=0)])
         blocks.append(
             _Block(

@@ -5,21 +5,17 @@ import random
 import pytest
 
 from tests.unit.model.stepping import path_to, random_parents
-from verifier_service.model.packed_tree import LANES, REDUCED, UNIT, pack_tree
+from verifier_service.model.packed_tree import pack_tree
+from verifier_service.model.tree_parts import LANES, REDUCED, UNIT
 
 STARTS = (0, 1, 2, 15, 16, 17, 31, 61, 127, 400, 497, 503, 510, 511, 512, 1023)
-
-
-def depths_of(parents: tuple[int, ...]) -> list[int]:
-    return [len(path_to(parents, row)) - 1 for row in range(len(parents))]
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("shape", [(7, 2), (24, 5), (40, 12), (64, 63)], ids=str)
 def test_every_row_reads_its_path_as_plain_decoding_would(shape, start):
     parents = random_parents(random.Random(start), *shape)
-    depths = depths_of(parents)
-    parts = pack_tree(parents, depths, start)
+    parts = pack_tree(parents, start)
     assert sorted(row for part in parts for row in part.rows) == list(range(len(parents)))
     for part in parts:
         assert part.first == start // UNIT * UNIT
@@ -40,18 +36,18 @@ def test_every_row_reads_its_path_as_plain_decoding_would(shape, start):
 
 def test_a_tree_far_from_the_end_of_its_keys_is_one_part():
     parents = random_parents(random.Random(3), 24, 6)
-    assert len(pack_tree(parents, depths_of(parents), 20)) == 1
-    assert len(pack_tree(parents, depths_of(parents), REDUCED - 12)) > 1
+    assert len(pack_tree(parents, 20)) == 1
+    assert len(pack_tree(parents, REDUCED - 12)) > 1
 
 
 def test_a_path_stands_in_its_own_positions():
-    (part,) = pack_tree((-1, 0, 1, 2), [0, 1, 2, 3], 7)
+    (part,) = pack_tree((-1, 0, 1, 2), 7)
     assert part.keys.tolist() == list(range(11))
     assert part.visible.tolist() == [[n <= 7 + row for n in range(11)] for row in range(4)]
 
 
 def test_another_path_stands_in_the_same_lanes_of_the_unit_where_there_is_room():
     """The example of the module."""
-    (part,) = pack_tree((-1, 0, 0, 2), [0, 1, 1, 2], 4)
+    (part,) = pack_tree((-1, 0, 0, 2), 4)
     by_column = {n: key - 4 for n, key in enumerate(part.keys.tolist()) if key >= 4}
     assert by_column == {4: 0, 5: 2, 6: 3, 20: 0, 21: 1}
