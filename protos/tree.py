@@ -115,7 +115,7 @@ class CandidateTree:
         return CandidateTree(self.tokens, self.parents, tuple(scores))
 
     def keep(self, nodes: Sequence[int]) -> "CandidateTree":
-        """The subtree of `nodes` (ascending draft node numbers, closed under parents)."""
+        """The subtree of `nodes` (draft node numbers, every parent before its children)."""
         number = {0: 0} | {old: new for new, old in enumerate(nodes, 1)}
         return CandidateTree(
             tokens=tuple(self.tokens[n - 1] for n in nodes),

@@ -90,6 +90,9 @@ class PathTarget:
         rows = [logits for span in spans for logits in self._run(span)]
         return torch.stack(rows) if rows else torch.zeros(0, self._facts.vocab_size)
 
+    def tree_parts(self, parents: Sequence[int], start: int, most: int) -> Sequence[int]:
+        return [0] * len(parents)
+
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         read, write = source.numpy(), destination.numpy()
         for pool in (self.tokens, self.positions):

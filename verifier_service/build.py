@@ -184,4 +184,6 @@ def _taps(drafters: list[RemoteDrafter], security: Security, describe_s: float) 
 def _planner(settings: VerifierSettings, target: Target) -> Planner:
     if settings.planner == "override_only" or not settings.drafters:
         return StaticPlanner()
-    return AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
+    return AdaptivePlanner(
+        VerifyCosts(load_or_measure(target, default_cache_dir()), target.tree_parts)
+    )

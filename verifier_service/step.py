@@ -87,6 +87,13 @@ class Target(Protocol):
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Run one step; write KV and feature rows; return logits [sum num_logits, V]."""
 
+    def tree_parts(self, parents: Sequence[int], start: int, most: int) -> Sequence[int]:
+        """Which parts a branching span falls into, per row and from 0; a part reads [0, start).
+
+        parents: as in Span. All 0 where its shape does not matter. Never below the parent's; the
+        rows of the first n parts, in this order, take n. Rows without room in `most` are `most`.
+        """
+
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy KV and feature rows between slots, all layers at once. int64 [n] each.
 

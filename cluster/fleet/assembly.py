@@ -113,7 +113,9 @@ def build_verifier(config: ClusterConfig, token: str) -> VerifierParts:
     security = security_of(config.security, token)
     exchange = DraftExchange(end, rows, ExchangeSettings(security=security), exam)
     _add_local(exchange, config, target_dir)
-    planner = AdaptivePlanner(VerifyCosts(load_or_measure(target, default_cache_dir())))
+    planner = AdaptivePlanner(
+        VerifyCosts(load_or_measure(target, default_cache_dir()), target.tree_parts)
+    )
     sizes = engine_settings(section.engine, target.facts.bytes_per_slot)
     tracer = tracer_of(section.traces, target.facts)
     grammars = grammars_of(target_dir, target.facts)

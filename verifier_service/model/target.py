@@ -17,6 +17,7 @@ from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
 from verifier_service.model.step_attention import Backend
 from verifier_service.model.taps import Taps
+from verifier_service.model.tree_parts import tree_parts
 from verifier_service.step import Span, TargetFacts
 
 ROW_DTYPES = {
@@ -106,6 +107,12 @@ class TransformersTarget:
         for key, rows in self._taps.rows(output.states).items():
             pool.rows[key].write(layout.slots, rows)
         return output.logits[: len(wanted)]
+
+    def tree_parts(self, parents: Sequence[int], start: int, most: int) -> Sequence[int]:
+        """Target.tree_parts: of a backend that packs trees; others take any in one."""
+        rules = self._backend.rules
+        packs = rules is not None and rules.tree_cost is None
+        return tree_parts(parents, start, most) if packs else [0] * len(parents)
 
     @torch.inference_mode()
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 Pure. Survivals of all requests are sorted together and admitted while the step's expected tokens
 per second rise (reference/disagg.md 2.2 F); a wait already spent counts as part of the step. The
-best chains are weighed against the trees, because branches cost more rows than they are.
+best chains are weighed against the trees, because branches cost more rows than they are; and trees
+of one part against trees of more, because each part reads the prefix once more (readings.py).
 """
 
 from collections.abc import Sequence
@@ -12,41 +13,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.tree import CandidateTree
+from verifier_service.planning.readings import WeighedTree
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """Time with 0 .. n further draft nodes, as chains and as trees [n + 1]; wait already spent.
 
-    limit_s: most that step and wait may take together.
+    limit_s: most that step and wait may take together. position_s: of every position that a part
+    reads once more.
     """
 
     chain_s: NDArray[np.float64]
     tree_s: NDArray[np.float64]
     wait_s: float
     limit_s: float
+    position_s: float = 0.0
 
 
 def admit_nodes(
-    trees: Sequence[CandidateTree],
-    survivals: Sequence[Sequence[float]],
-    num_requests: int,
-    costs: StepCosts,
+    trees: Sequence[WeighedTree], num_requests: int, costs: StepCosts
 ) -> tuple[list[CandidateTree], float]:
     """The trees to verify, and the tokens per second they promise.
 
-    survivals: per tree and node, never above the parent's. num_requests: requests of the step,
-    each of which commits one token whatever is admitted.
+    num_requests: requests of the step, each of which commits one token whatever is admitted.
     """
-    paths = [best_path(t, s) for t, s in zip(trees, survivals, strict=True)]
-    whole = [list(range(1, tree.num_nodes + 1)) for tree in trees]
+    paths = [best_path(one.tree, one.survival) for one in trees]
+    alone = [WeighedTree(one.tree, one.survival) for one in trees]
+    offers = [(alone, paths, costs.chain_s)]
+    for num_parts in range(1, max((one.num_parts for one in trees), default=1) + 1):
+        offers.append((list(trees), [one.within(num_parts) for one in trees], costs.tree_s))
     best_rate = -1.0
     best_kept: list[list[int]] = [[] for _ in trees]
-    for nodes, cost_s in ((paths, costs.chain_s), (whole, costs.tree_s)):
-        kept, rate = _scan(nodes, survivals, num_requests, cost_s, costs)
+    for weighed, nodes, cost_s in offers:
+        kept, rate = _scan(weighed, nodes, num_requests, cost_s, costs)
         if rate > best_rate:
             best_rate, best_kept = rate, kept
-    return [t.keep(sorted(n)) for t, n in zip(trees, best_kept, strict=True)], best_rate
+    return [one.tree.keep(sorted(n)) for one, n in zip(trees, best_kept, strict=True)], best_rate
 
 
 def best_path(tree: CandidateTree, survival: Sequence[float]) -> list[int]:
@@ -67,20 +70,21 @@ def best_nodes(survival: Sequence[float], count: int) -> list[int]:
 
 
 def _scan(
+    trees: Sequence[WeighedTree],
     nodes: Sequence[Sequence[int]],
-    survivals: Sequence[Sequence[float]],
     num_requests: int,
     cost_s: NDArray[np.float64],
     costs: StepCosts,
 ) -> tuple[list[list[int]], float]:
     flat = sorted(
-        (-survivals[owner][node - 1], node, owner)
+        (-trees[owner].survival[node - 1], node, owner)
         for owner, members in enumerate(nodes)
         for node in members
     )[: len(cost_s) - 1]
     gains = np.array([-s for s, _, _ in flat])
     expected_n = num_requests + np.concatenate(([0.0], np.cumsum(gains)))
-    time_n = cost_s[: len(flat) + 1] + costs.wait_s
+    again_n = np.array([0, *_positions_again(trees, [(owner, n) for _, n, owner in flat])])
+    time_n = cost_s[: len(flat) + 1] + costs.wait_s + again_n * costs.position_s
     rate_n = np.where(time_n <= costs.limit_s + 1e-12, expected_n / time_n, -1.0)
     # A step with nothing admitted is always allowed: the wait is spent, progress is owed.
     rate_n[0] = expected_n[0] / time_n[0]
@@ -89,3 +93,17 @@ def _scan(
     for _, node, owner in flat[:count]:
         kept[owner].append(node)
     return kept, float(rate_n[count])
+
+
+def _positions_again(
+    trees: Sequence[WeighedTree], admitted: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Positions read again once each of these (owner, node) has joined those before it."""
+    highest = [0] * len(trees)
+    total, totals = 0, []
+    for owner, node in admitted:
+        more = max(trees[owner].part(node) - highest[owner], 0)
+        highest[owner] += more
+        total += more * trees[owner].start
+        totals.append(total)
+    return totals

@@ -5,18 +5,23 @@ Invariant: more rows never cost less, and branching never costs less than a chai
 measured.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protos.tree import CandidateTree
+
 MAX_ROWS: Final = 1024
 _DOWNWARD: Final = 0.25
 _UPWARD: Final = 0.1
 _MIN_RATIO: Final = 0.01
 _MAX_RATIO: Final = 100.0
+TreeParts = Callable[[Sequence[int], int, int], Sequence[int]]
+"""As `Target.tree_parts`."""
+
 _BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -62,7 +67,9 @@ class VerifyCosts:
     many requests cost other than one long span, and the comparison must stay honest.
     """
 
-    def __init__(self, table: VerifyTable) -> None:
+    def __init__(self, table: VerifyTable, tree_parts: TreeParts | None = None) -> None:
+        """tree_parts: the target's; None: its trees never fall into parts."""
+        self._tree_parts = tree_parts
         self._context = table.context
         self._per_position_s = table.per_position_s
         self._chain = _dense(table.chain, first=None)
@@ -72,6 +79,17 @@ class VerifyCosts:
         self._draft_ratio: dict[int, tuple[float, int]] = {}
         self._overall_ratio = 1.0
         self._dense_ratios: NDArray[np.float64] | None = None
+
+    def parts(self, tree: CandidateTree, start: int, most: int) -> Sequence[int]:
+        """`Target.tree_parts` per draft node, the anchor standing at position `start`."""
+        if self._tree_parts is None or tree.is_chain:
+            return [0] * tree.num_nodes
+        return self._tree_parts((-1, *tree.parents), start, most)[1:]
+
+    @property
+    def position_s(self) -> float:
+        """Seconds for every position that a part reads once more: what one row pays for it."""
+        return self._per_position_s * self._overall_ratio
 
     def seconds(self, rows: int, branching: int, context: int, drafted: int) -> float:
         """Time of a step of `rows` rows, `branching` of them in trees, `drafted` draft nodes."""

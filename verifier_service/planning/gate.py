@@ -20,9 +20,12 @@ from verifier_service.planning.asking import fixed_node_budget
 from verifier_service.planning.bank import CreditBank
 from verifier_service.planning.calibration import Calibration, Names
 from verifier_service.planning.costs import VerifyCosts
+from verifier_service.planning.readings import WeighedTree, positions_again, weigh
 from verifier_service.planning.settings import PlannerSettings
 
 _PROBE_NODES: Final = (3, 7, 15)
+_FIXED_PARTS: Final = 2
+"""Parts of a fixed request's tree where the request names none itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Gate:
         self._bank = bank
         self._calibration = calibration
         self._settings = settings
+        self.again_s = 0.0
+        """Of the newest step: for what its trees' parts read more than once."""
         self._last_probe = 0
         self._probe_size = 0
 
@@ -66,8 +71,9 @@ class Gate:
     ) -> list[CandidateTree]:
         """The trees cut, at most `room` nodes in all; fixed requests are served first."""
         cut = [CandidateTree()] * len(trees)
+        starts = [0] * len(trees)
         free: list[int] = []
-        survivals: list[list[float]] = []
+        weighed: list[WeighedTree] = []
         for index, (view, tree) in enumerate(zip(views, trees, strict=True)):
             mode = view.speculation.mode
             if not tree.num_nodes or mode is SpeculationMode.OFF or view.remaining < 2:
@@ -75,24 +81,42 @@ class Gate:
             names = sources[index] if sources else ()
             survival = self._calibration.survivals(view.key, tree, names)
             if mode is SpeculationMode.FIXED:
-                budget = fixed_node_budget(view.speculation)
-                most = room if budget is None else min(budget, room)
-                cut[index] = tree.keep(best_nodes(survival, most))
+                cut[index] = self._cut_fixed(view, tree, survival, room)
                 room -= cut[index].num_nodes
+                starts[index] = view.base_len - 1
             else:
                 free.append(index)
-                survivals.append(survival)
+                weighed.append(weigh(tree, survival, view.base_len - 1, self._verify))
+                starts[index] = weighed[-1].start
         keys = [views[index].key for index in free]
-        kept = self._admit_free(keys, [trees[i] for i in free], survivals, len(views), room, step)
+        kept = self._admit_free(keys, weighed, len(views), room, step)
         for index, tree in zip(free, kept, strict=True):
             cut[index] = tree
+        self.again_s = self._again_s(cut, starts)
         return cut
+
+    def _cut_fixed(
+        self, view: SequenceView, tree: CandidateTree, survival: Sequence[float], room: int
+    ) -> CandidateTree:
+        """All that the request's plan names; of a plan that is ours not what falls far apart."""
+        budget = fixed_node_budget(view.speculation)
+        most = room if budget is None else min(budget, room)
+        if view.speculation.plan is not None:
+            return tree.keep(best_nodes(survival, most))
+        one = weigh(tree, survival, view.base_len - 1, self._verify)
+        near = set(one.within(_FIXED_PARTS))
+        return one.tree.keep([n for n in best_nodes(one.survival, most) if n in near])
+
+    def _again_s(self, trees: Sequence[CandidateTree], starts: Sequence[int]) -> float:
+        """Of what parts read once more. starts: of each tree, 0 where it is known to be one."""
+        pairs = [(tree, start) for tree, start in zip(trees, starts, strict=True) if start]
+        again = sum(positions_again(tree, start, self._verify) for tree, start in pairs)
+        return again * self._verify.position_s
 
     def _admit_free(
         self,
         keys: Sequence[int],
-        trees: Sequence[CandidateTree],
-        survivals: Sequence[Sequence[float]],
+        trees: Sequence[WeighedTree],
         num_requests: int,
         room: int,
         step: GateStep,
@@ -100,27 +124,29 @@ class Gate:
         if not trees or room < 1:
             return [CandidateTree()] * len(trees)
         plain_s = self._verify.seconds(step.base_rows, 0, step.context, 0)
-        most = min(room, sum(t.num_nodes for t in trees), self._settings.max_nodes * len(trees))
+        drafted = sum(one.tree.num_nodes for one in trees)
+        most = min(room, drafted, self._settings.max_nodes * len(trees))
         costs = StepCosts(
             chain_s=self._verify.ladder(step.base_rows, most, False, step.context),
             tree_s=self._verify.ladder(step.base_rows, most, True, step.context),
             wait_s=step.wait_s,
             limit_s=plain_s + max(self._bank.may_spend_s(plain_s), step.wait_s),
+            position_s=self._verify.position_s,
         )
-        kept, _ = admit_nodes(trees, survivals, num_requests, costs)
+        kept, _ = admit_nodes(trees, num_requests, costs)
         extra_s = costs.tree_s[sum(t.num_nodes for t in kept)] - plain_s
+        extra_s += self._again_s(kept, [one.start for one in trees])
         if step.poor and extra_s > self._settings.extra_share * plain_s:
             rich = [
-                CandidateTree() if key in step.poor else tree
-                for key, tree in zip(keys, trees, strict=True)
+                WeighedTree(CandidateTree(), ()) if key in step.poor else one
+                for key, one in zip(keys, trees, strict=True)
             ]
-            kept, _ = admit_nodes(rich, survivals, num_requests, costs)
+            kept, _ = admit_nodes(rich, num_requests, costs)
         probe = self._price_probe(step, sum(t.num_nodes for t in kept), most, plain_s)
         if probe:
             flat_s = np.full(probe + 1, plain_s)
-            kept, _ = admit_nodes(
-                trees, survivals, num_requests, StepCosts(flat_s, flat_s, 0.0, plain_s)
-            )
+            flat = StepCosts(flat_s, flat_s, 0.0, plain_s, costs.position_s)
+            kept, _ = admit_nodes(trees, num_requests, flat)
         return kept
 
     def _price_probe(self, step: GateStep, num_kept: int, most: int, plain_s: float) -> int:

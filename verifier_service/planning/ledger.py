@@ -63,6 +63,7 @@ class Ledger:
         self._committed: dict[int, int] = {}
         self._gone: set[int] = set()
         self._drafted = 0
+        self._again_s = 0.0
         self._step: _Step | None = None
         self._num_decoding = 1
         self._reason = StepReason()
@@ -77,6 +78,7 @@ class Ledger:
         self._committed = {}
         self._step = None
         self._drafted = 0
+        self._again_s = 0.0
         self._has_asked = False
         self._reason = StepReason()
         self._has_prompts = any(not v.decoding for v in views)
@@ -117,9 +119,10 @@ class Ledger:
         self._reason = StepReason(name, expected=expected)
         self.counts.chosen[name] = self.counts.chosen.get(name, 0) + 1
 
-    def note_admitted(self, num_nodes: int) -> None:
-        """Draft nodes that the coming step verifies."""
+    def note_admitted(self, num_nodes: int, again_s: float = 0.0) -> None:
+        """Draft nodes that the coming step verifies; again_s: for what their parts read twice."""
         self._drafted = num_nodes
+        self._again_s = again_s
 
     def note_round(self, outcome: RoundOutcome) -> None:
         """One request's tokens."""
@@ -148,12 +151,13 @@ class Ledger:
         drafted = min(self._drafted, num_rows - 1)
         base = num_rows - drafted
         own = min(self._num_decoding, base)
-        predicted_s = self._verify.seconds(num_rows, num_branching, context, drafted)
-        self._verify.observe(num_rows, num_branching, context, drafted, verify_s)
+        again_s = min(self._again_s, 0.9 * verify_s)
+        predicted_s = self._verify.seconds(num_rows, num_branching, context, drafted) + again_s
+        self._verify.observe(num_rows, num_branching, context, drafted, verify_s - again_s)
         plain_s = self._verify.seconds(base, 0, context, 0)
         modelled_s = self._verify.seconds(num_rows, num_branching, context, drafted)
         own_s = plain_s if own == base else self._verify.seconds(max(own, 1), 0, context, 0)
-        elapsed_s = own_s + max(modelled_s - plain_s, 0.0) + wait_s
+        elapsed_s = own_s + max(modelled_s + again_s - plain_s, 0.0) + wait_s
         self._step = _Step(own_s, elapsed_s, verify_s + wait_s + other_s, other_s)
         counts = self.counts
         counts.num_steps += 1

@@ -114,7 +114,7 @@ class AdaptivePlanner:
             self._step, base_rows, context, self._learning.expected_wait_s, frozenset(self._poor)
         )
         cut = self._gate.admit(views, trees, room, sources, step)
-        self._ledger.note_admitted(sum(tree.num_nodes for tree in cut))
+        self._ledger.note_admitted(sum(tree.num_nodes for tree in cut), self._gate.again_s)
         return cut
 
     def observe_round(self, outcome: RoundOutcome) -> None:

@@ -16,6 +16,7 @@ from verifier_service.planning.asking import (
     tree_plan,
 )
 from verifier_service.planning.calibration import Calibration
+from verifier_service.planning.readings import WeighedTree
 from verifier_service.planning.sources import SourceCosts
 
 BLOCKS = (PlanKind.CHAIN, PlanKind.TREE, PlanKind.BLOCK)
@@ -73,7 +74,7 @@ def admitted(confidences):
     survivals = Calibration().survivals(1, draft, ())
     cost_s = 0.030 + 0.0004 * np.arange(8)
     costs = StepCosts(cost_s, cost_s, wait_s=0.010, limit_s=1.0)
-    (kept,), _ = admit_nodes([draft], [survivals], 1, costs)
+    (kept,), _ = admit_nodes([WeighedTree(draft, survivals)], 1, costs)
     return kept.num_nodes
 
 
@@ -95,6 +96,6 @@ def test_admission_stops_a_tree_where_the_rate_stops_rising(seed):
     rates = (1.0 + np.concatenate(([0.0], np.cumsum(probabilities)))) / cost_s
     best = next((n for n in range(12) if rates[n + 1] <= rates[n]), 12)
     costs = StepCosts(cost_s, cost_s, wait_s=0.0, limit_s=9.0)
-    (kept,), rate = admit_nodes([tree], [survivals], 1, costs)
+    (kept,), rate = admit_nodes([WeighedTree(tree, survivals)], 1, costs)
     assert kept.num_nodes == best
     assert rate == pytest.approx(float(rates[best]))

@@ -9,6 +9,7 @@ import pytest
 from protos.tree import CandidateTree
 from verifier_service.planning.admission import StepCosts, admit_nodes, best_path
 from verifier_service.planning.choice import Option, choose, choose_slowly
+from verifier_service.planning.readings import WeighedTree
 from verifier_service.planning.shapes import (
     Node,
     Profile,
@@ -90,7 +91,7 @@ def test_admission_is_the_best_of_all_closed_subsets(seed: int):
     chain_s = 0.03 + np.concatenate(([0.0], np.cumsum(steps)))
     tree_s = chain_s + 0.0007 * np.arange(tree.num_nodes + 1)
     costs = StepCosts(chain_s, tree_s, rng.choice((0.0, 0.01)), rng.choice((0.035, 0.06, 9.0)))
-    (kept,), rate = admit_nodes([tree], [survival], 1, costs)
+    (kept,), rate = admit_nodes([WeighedTree(tree, survival)], 1, costs)
     assert rate == pytest.approx(_best_rate_of_all_subsets(tree, survival, costs), rel=1e-9)
     assert kept.num_nodes <= tree.num_nodes
 
@@ -98,10 +99,10 @@ def test_admission_is_the_best_of_all_closed_subsets(seed: int):
 def test_admitted_nodes_are_closed_under_parents_across_requests():
     rng = random.Random(5)
     made = [_random_tree(rng, 12) for _ in range(4)]
-    trees, survivals = [t for t, _ in made], [s for _, s in made]
+    trees = [WeighedTree(tree, survival) for tree, survival in made]
     flat = np.full(49, 0.03)
     flat[20:] += 1.0
-    kept, _ = admit_nodes(trees, survivals, 4, StepCosts(flat, flat, 0.0, 0.04))
+    kept, _ = admit_nodes(trees, 4, StepCosts(flat, flat, 0.0, 0.04))
     # keep() would have failed on a node without its parent.
     assert sum(t.num_nodes for t in kept) == 19
 
