@@ -1,6 +1,6 @@
 """The gate: which nodes of a step's merged trees are verified.
 
-Knows no drafters' delays and asks nobody. Fixed requests keep what they were given; of the others
+Knows no drafters' delays and asks nobody. Fixed requests keep what their plan names; of the others
 the nodes that pay are kept. Requests that have lost what they may lose take no part in a step that
 costs more than a plain one; now and then a size of step that does not pay is tried, because a
 price that was measured wrong must not stay.
@@ -25,7 +25,7 @@ from verifier_service.planning.settings import PlannerSettings
 
 _PROBE_NODES: Final = (3, 7, 15)
 _FIXED_PARTS: Final = 2
-"""Parts of a fixed request's tree where the request names none itself."""
+"""Parts of a fixed request's tree where the request names no plan of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +80,24 @@ class Gate:
                 continue
             names = sources[index] if sources else ()
             survival = self._calibration.survivals(view.key, tree, names)
+            one = weigh(tree, survival, view.base_len - 1, self._verify)
+            starts[index] = one.start
             if mode is SpeculationMode.FIXED:
-                cut[index] = self._cut_fixed(view, tree, survival, room)
+                most = min(room, fixed_node_budget(view.speculation) or room)
+                nodes = best_nodes(one.survival, most)
+                if view.speculation.plan is None:
+                    nodes = [node for node in nodes if one.part(node) < _FIXED_PARTS]
+                cut[index] = one.tree.keep(nodes)
                 room -= cut[index].num_nodes
-                starts[index] = view.base_len - 1
             else:
                 free.append(index)
-                weighed.append(weigh(tree, survival, view.base_len - 1, self._verify))
-                starts[index] = weighed[-1].start
+                weighed.append(one)
         keys = [views[index].key for index in free]
         kept = self._admit_free(keys, weighed, len(views), room, step)
         for index, tree in zip(free, kept, strict=True):
             cut[index] = tree
         self.again_s = self._again_s(cut, starts)
         return cut
-
-    def _cut_fixed(
-        self, view: SequenceView, tree: CandidateTree, survival: Sequence[float], room: int
-    ) -> CandidateTree:
-        """All that the request's plan names; of a plan that is ours not what falls far apart."""
-        budget = fixed_node_budget(view.speculation)
-        most = room if budget is None else min(budget, room)
-        if view.speculation.plan is not None:
-            return tree.keep(best_nodes(survival, most))
-        one = weigh(tree, survival, view.base_len - 1, self._verify)
-        near = set(one.within(_FIXED_PARTS))
-        return one.tree.keep([n for n in best_nodes(one.survival, most) if n in near])
 
     def _again_s(self, trees: Sequence[CandidateTree], starts: Sequence[int]) -> float:
         """Of what parts read once more. starts: of each tree, 0 where it is known to be one."""

@@ -35,7 +35,7 @@ class WeighedTree:
         return min(max(self.parts, default=0) + 1, MOST_PARTS)
 
     def part(self, node: int) -> int:
-        """Of draft node `node`, from 1 up."""
+        """From 0, of draft node `node`, from 1."""
         return self.parts[node - 1] if self.parts else 0
 
     def within(self, num_parts: int) -> list[int]:
