@@ -186,12 +186,15 @@ class RouterSection(Section):
     """How the ingress and the verifiers learn who is alive."""
 
     period_s: float = Field(default=2.0, ge=0.1, le=60, description="Time between two looks.")
-    timeout_s: float = Field(default=5.0, gt=0, le=60, description="How long one look may take.")
+    timeout_s: float = Field(
+        default=5.0, gt=0, le=60, description="How long each has to answer a look."
+    )
     silence_s: float = Field(
         default=30.0,
         ge=1,
         le=3600,
-        description="A verifier that neither gives tokens nor makes steps for so long is lost.",
+        description="A verifier that has a request, gives no tokens and makes no steps for so long "
+        "is lost.",
     )
 
 

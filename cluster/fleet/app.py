@@ -91,6 +91,7 @@ def _verifier(config: ClusterConfig, token: str, drafters: dict[str, Application
         # The engine refuses on its own when its queue is full.
         max_ongoing_requests=places + _SPARE_PLACES,
         max_queued_requests=places,
+        backpressure_config={"retry_after_s": config.http.retry_after_s},
         graceful_shutdown_timeout_s=section.drain_s,
         request_router_config={
             "request_router_class": f"{VerifierRouter.__module__}:{VerifierRouter.__name__}"

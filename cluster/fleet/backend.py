@@ -2,19 +2,20 @@
 
 Knows no HTTP and no model. Invariants: a generation that is closed early cancels the request at the
 verifier; a verifier's errors come out as the classes they went in; a request that lost a verifier
-does not go to it again while there is another one.
+does not go to it again while there is another one; a call that nobody has taken is nobody's loss.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from cluster.fleet.failover import Losses, Suspects, Ticket
+from cluster.fleet.failover import Losses, Ticket
+from cluster.fleet.lookout import Lookout
 from cluster.fleet.messages import StreamItem, VerifierReport
 from cluster.fleet.progress import Progress
 from cluster.fleet.router import Router
@@ -25,10 +26,10 @@ from protos.grammar import GRAMMAR_PARAM
 
 logger = logging.getLogger(__name__)
 
-SILENT_LOOKS: Final = 3
-_SUSPECT_SILENCES: Final = 4
-"""How long new requests keep away from a verifier that was lost and gives no sign of life, in
-multiples of the silence that lost it. Serve replaces one that hangs in less."""
+_NO_VERIFIER: Final = "no verifier is running; try again"
+_NO_OTHER: Final = "no other verifier is running; try again"
+_SLICES: Final = 8
+"""How often, in the time that a verifier may be silent, it is seen who has a call by now."""
 
 
 class VerifierLost(PeerUnavailable):
@@ -55,40 +56,25 @@ class HandleBackend:
     ) -> None:
         """period_s: between two looks, each of timeout_s. silence_s: without a run and without a
         sign of life for so long, a verifier is lost."""
-        self._verifier = verifier
         self._generate = verifier.options(method_name="generate", stream=True)
-        self._period_s = period_s
-        self._timeout_s = timeout_s
         self._silence_s = silence_s
-        self._reports: tuple[VerifierReport, ...] = ()
         self._router = Router()
-        self._suspects = Suspects(_SUSPECT_SILENCES * silence_s)
-        self._looking: asyncio.Task[tuple[VerifierReport, ...]] | None = None
-        self._num_silent = 0
-        self._heard = False
+        self._lookout = Lookout(verifier, period_s, timeout_s, silence_s, self._router.learn)
         self._num_failovers = 0
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Wait for the first report, however long a target takes to load, then keep looking."""
-        await self._look()
-        while not self._reports:
-            await asyncio.sleep(self._period_s)
-            await self._look()
-        self._task = asyncio.create_task(self._watch())
+        await self._lookout.start()
 
     async def close(self) -> None:
         """Stop looking."""
-        tasks = [task for task in (self._task, self._looking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._lookout.close()
 
     def served(self) -> Served:
         """See `Backend.served`; the smallest of all verifiers where they differ."""
-        reports = self._reports
+        reports = self._lookout.reports
         if not reports:
-            raise PeerUnavailable("no verifier is running; try again")
+            raise PeerUnavailable(_NO_VERIFIER)
         names = dict.fromkeys(s.name for report in reports for s in report.sources)
         return Served(
             max_context=min(report.max_context for report in reports),
@@ -104,10 +90,10 @@ class HandleBackend:
         progress = Progress(self._router.route(request))
         losses = Losses()
         while True:
-            ticket = Ticket(losses.replica_ids, self._suspects.current())
+            ticket = Ticket(losses.replica_ids, self._lookout.suspects.current())
             gave_tokens = False
             try:
-                async with aclosing(self._attempt(progress.rest(), ticket)) as runs:
+                async with aclosing(self._attempt(progress.rest(), ticket, losses)) as runs:
                     async for run in runs:
                         gave_tokens = True
                         yield progress.take(run)
@@ -116,54 +102,97 @@ class HandleBackend:
                 has_failed = not isinstance(error, VerifierSilent | VerifierLeaves)
                 losses.add(ticket.replica_id, has_failed=has_failed, gave_tokens=gave_tokens)
                 if ticket.replica_id is not None:
-                    self._suspects.add(ticket.replica_id)
+                    self._lookout.suspects.add(ticket.replica_id)
+                where = ticket.replica_id or "a verifier"
+                logger.warning("%s: lost %s: %s", request.request_id, where, error)
                 if losses.is_enough or not await self._has_another(losses):
                     raise
                 self._num_failovers += 1
-                where = ticket.replica_id or "a verifier"
-                logger.warning("%s: lost %s, goes on at another", request.request_id, where)
+                logger.warning("%s: goes on at another verifier", request.request_id)
 
     async def _attempt(
-        self, request: GenerationRequest, ticket: Ticket
+        self, request: GenerationRequest, ticket: Ticket, losses: Losses
     ) -> AsyncGenerator[TokenRun, None]:
-        """One verifier's runs. Raises: VerifierLost, InvalidRequest when the request is at fault,
-        and what the verifier raised."""
+        """One verifier's runs. Raises: VerifierLost, Overloaded and PeerUnavailable where nobody
+        takes the call, InvalidRequest when the request is at fault, and what the verifier
+        raised."""
         response = self._generate.remote(request, ticket)
-        finished = False
+        is_taken = finished = False
         try:
-            while (item := await self._next_item(response, request.request_id)) is not None:
+            item = await self._first_item(response, ticket, losses)
+            while item is not None:
+                is_taken = True
+                self._lookout.hear(ticket.replica_id)
                 if isinstance(item, OutriderError):
                     finished = True
                     if isinstance(item, PeerUnavailable):
                         raise VerifierLeaves(str(item))
                     raise item
-                if item.finish_reason is not FinishReason.ERROR:
-                    self._suspects.clear(ticket.replica_id)
-                if not item.ids and item.finish_reason is None:
-                    continue
                 finished = item.finish_reason is not None
-                if item.finish_reason is FinishReason.ERROR and item.is_request_fault:
-                    # Every other verifier would say the same.
-                    param = None if request.options.grammar is None else GRAMMAR_PARAM
-                    raise InvalidRequest(item.error or "the request cannot be followed", param)
                 if item.finish_reason is FinishReason.ERROR:
-                    raise VerifierLost(item.error or "the verifier failed")
-                yield item
+                    raise _failure(request, item)
+                self._lookout.suspects.clear(ticket.replica_id)
+                if item.ids or finished:
+                    yield item
+                item = await self._next_item(response)
         except BackPressureError as error:
-            raise Overloaded("all verifiers are full") from error
+            finished = True
+            raise Overloaded("all verifiers are full", error.retry_after_s or 1.0) from error
         except (RayError, RayServeException) as error:
             finished = True
-            logger.warning("%s: verifier lost: %s", request.request_id, type(error).__name__)
+            name = type(error).__name__
+            if not is_taken and ticket.replica_id is None:
+                logger.warning("%s: no verifier took it: %s", request.request_id, name)
+                raise PeerUnavailable(_NO_VERIFIER) from error
+            logger.warning("%s: verifier lost: %s", request.request_id, name)
             raise VerifierLost("the verifier went away; try again") from error
         finally:
             # Synchronous on purpose: a cancelled task may not await here.
             if not finished:
-                response.cancel()
+                with suppress(RayError, RayServeException):
+                    # Serve's cancel raises what the call has come to meanwhile.
+                    response.cancel()
+
+    async def _first_item(
+        self,
+        response: Any,  # noqa: ANN401
+        ticket: Ticket,
+        losses: Losses,
+    ) -> StreamItem | None:
+        """As `_next_item`, and the wait for a verifier that has room before it, which may be long:
+        silence counts from when a verifier has got the call.
+
+        While none has, nobody is to blame: the request stands in Serve's queue until it is taken or
+        closed, or until, a silence later, no verifier is known that it might go to.
+        Raises: VerifierSilent; PeerUnavailable when nobody is left.
+        """
+        # In a task of its own: what ends a slice of the wait must not end the call.
+        coming: asyncio.Future[StreamItem] = asyncio.ensure_future(anext(response))
+        coming.add_done_callback(_see)
+        holder, num_slices = ticket.replica_id, 0
+        try:
+            while not coming.done():
+                await asyncio.wait({coming}, timeout=self._silence_s / _SLICES)
+                before, holder = holder, ticket.replica_id
+                num_slices = num_slices + 1 if holder == before else 0
+                if holder is None:
+                    # Who looked dead when the call was made may be all there is by now.
+                    ticket.suspects = self._lookout.suspects.current()
+                if num_slices < _SLICES or coming.done():
+                    continue
+                if holder is not None:
+                    raise self._silent()
+                if not losses.leave_another(self._lookout.replica_ids):
+                    raise PeerUnavailable(_NO_OTHER if losses.replica_ids else _NO_VERIFIER)
+            return await coming
+        except StopAsyncIteration:
+            return None
+        finally:
+            coming.cancel()
 
     async def _next_item(
         self,
         response: Any,  # noqa: ANN401
-        request_id: str,
     ) -> StreamItem | None:
         """The next item, signs of life included; None at the end. Raises: VerifierSilent."""
         try:
@@ -172,71 +201,49 @@ class HandleBackend:
         except StopAsyncIteration:
             return None
         except TimeoutError as error:
-            logger.warning("%s: a verifier is silent", request_id)
-            silent = f"a verifier gave no sign of life for {self._silence_s:g} s; try again"
-            raise VerifierSilent(silent) from error
-        self._heard = True
+            raise self._silent() from error
         return item
 
-    async def _has_another(self, losses: Losses) -> bool:
-        """Whether the request can go on elsewhere: a verifier is known that it has not lost.
+    def _silent(self) -> VerifierSilent:
+        return VerifierSilent(
+            f"a verifier gave no sign of life for {self._silence_s:g} s; try again"
+        )
 
-        Only where none is known a look is taken, and a look says who answers, never who does not:
-        while a verifier hangs, every look is spoilt and the reports are those from before.
-        """
-        if not losses.leave_another(report.replica_id for report in self._reports):
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.create_task(self._look())
-            await asyncio.shield(self._looking)
-        return losses.leave_another(report.replica_id for report in self._reports)
+    async def _has_another(self, losses: Losses) -> bool:
+        """Whether the request can go on elsewhere: a verifier is known that it has not lost. Only
+        where none is known a look is taken."""
+        if not losses.leave_another(self._lookout.replica_ids):
+            await self._lookout.look()
+        return losses.leave_another(self._lookout.replica_ids)
 
     async def statistics(self) -> Mapping[str, object]:
         """Sums over verifier replicas of what they report, and the replicas there are."""
-        await self._look()
+        await self._lookout.look()
+        reports = self._lookout.reports
         remote: dict[str, int] = {}
-        for source in (s for report in self._reports for s in report.sources if not s.local):
+        for source in (s for report in reports for s in report.sources if not s.local):
             remote[source.name] = max(remote.get(source.name, 0), source.num_replicas)
         return {
-            "verifier": sum_nested([report.statistics for report in self._reports]),
-            "verifier_replicas": len(self._reports),
+            "verifier": sum_nested([report.statistics for report in reports]),
+            "verifier_replicas": len(reports),
             "failovers_total": self._num_failovers,
             "drafter_replicas_by_drafter": remote,
         }
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._period_s)
-            await self._look()
 
-    async def _look(self) -> tuple[VerifierReport, ...]:
-        """One look: who answers now. For new requests silence must last for several looks before
-        it counts: a machine under load must not look like a dead one.
+def _failure(request: GenerationRequest, run: TokenRun) -> OutriderError:
+    """What a run that ended in an error means for its request."""
+    if run.is_request_fault:
+        # Every other verifier would say the same.
+        param = None if request.options.grammar is None else GRAMMAR_PARAM
+        return InvalidRequest(run.error or "the request cannot be followed", param)
+    return VerifierLost(run.error or "the verifier failed")
 
-        A replica that hangs spoils the whole broadcast. Where there are several, a look that timed
-        out says nothing of the others, so it never counts: whoever meets the one that hangs gives
-        it up after `silence_s` and goes on elsewhere.
-        """
-        is_spoilt = False
-        try:
-            results = await self._verifier.broadcast("describe").results_async(
-                timeout_s=self._timeout_s, return_exceptions=True
-            )
-        except (RayError, RayServeException, TimeoutError) as error:
-            logger.warning("verifiers do not answer: %s", type(error).__name__)
-            results = []
-            is_spoilt = isinstance(error, TimeoutError) and len(self._reports) > 1
-        answers = [result for result in results if isinstance(result, VerifierReport)]
-        reports = tuple(r for r in answers if r.silent_s < self._silence_s)
-        for report in answers:
-            alive = report.silent_s < self._silence_s
-            (self._suspects.clear if alive else self._suspects.add)(report.replica_id)
-        is_silent = not reports and not self._heard and not is_spoilt
-        self._num_silent = self._num_silent + 1 if is_silent else 0
-        self._heard = False
-        if reports or self._num_silent >= SILENT_LOOKS:
-            self._reports = reports
-            self._router.learn(reports)
-        return reports
+
+def _see(coming: "asyncio.Future[Any]") -> None:
+    """Look at what came of it, where nobody waits any more: asyncio would report it otherwise."""
+    if not coming.cancelled():
+        coming.exception()
 
 
 def _gives_q(report: VerifierReport, name: str) -> bool:

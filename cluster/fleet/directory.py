@@ -2,7 +2,8 @@
 
 Every period one broadcast per deployment; what answers and is not draining is the running set.
 Serve's own long poll says which replicas exist, so a replica that was removed is out of the set
-at the next look, and sessions on it move. A look that fails as a whole changes nothing: a busy
+at the next look, and sessions on it move. A replica that is silent stays in the set, for the
+exchange leaves silent ones alone anyway; and a look that fails as a whole changes nothing: a busy
 controller must not look like dead drafters.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
+from cluster.fleet.broadcast import Answers, ask_each
 from cluster.fleet.messages import DrafterReport
 from protos.exchange import DrafterReplica
 
@@ -76,18 +78,18 @@ class Directory:
 
     async def _look_at(self, name: str) -> None:
         try:
-            results = (
-                await self._handles[name]
-                .broadcast("describe")
-                .results_async(timeout_s=self._timeout_s, return_exceptions=True)
-            )
+            answers = await ask_each(self._handles[name], "describe", self._timeout_s)
         except DeploymentUnavailableError:
             # Serve has no replica of it right now: that is an answer.
-            results = []
+            answers = Answers((), is_whole=True)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("drafter %s does not answer: %s", name, type(error).__name__)
             return
-        found = tuple(r for r in results if isinstance(r, DrafterReport) and not r.draining)
+        reports = [value for value in answers.values if isinstance(value, DrafterReport)]
+        if not answers.is_whole:
+            answered = {report.replica_id for report in reports}
+            reports += [seen for seen in self._seen[name] if seen.replica_id not in answered]
+        found = tuple(report for report in reports if not report.draining)
         if {r.address for r in found} != {r.address for r in self._seen[name]}:
             logger.info("drafter %s: %d replicas", name, len(found))
         self._seen[name] = found

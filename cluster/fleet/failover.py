@@ -20,9 +20,10 @@ fails them, and must not bring down all there are."""
 class Ticket:
     """What a call carries for the router, beside the request.
 
-    lost: replica ids that this request has lost. suspects: those that look dead to the ingress.
-    replica_id: who the call went to, written by the router, on a thread of its own, before the
-    replica is asked; None until then. A replica that gets the ticket reads an empty one.
+    lost: replica ids that this request has lost. suspects: those that look dead to the ingress,
+    which keeps them up to date while the call waits. replica_id: who the call went to, written by
+    the router, on a thread of its own, before the replica is asked; None until then, and while
+    nobody has room. A replica that gets the ticket reads an empty one.
     """
 
     __slots__ = ("lost", "replica_id", "suspects")

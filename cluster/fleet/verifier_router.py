@@ -6,10 +6,11 @@ random replicas, nearer ones first where that is asked for, but among those that
 `Ticket` prefers; and it writes on the ticket who gets the call, before that replica says anything.
 Calls without a ticket are routed as by Serve. Knows no requests and no verifiers.
 
-Built on `ray.serve.request_router`, with two private names of it (Ray 2.60) in
+Built on `ray.serve.request_router`, with three private names of it (Ray 2.60), two of them in
 `_fulfill_next_pending_request`: Serve gives a replica to the first call in the queue rather than
 to the call it was chosen for. Its exact matching would be no help: it goes by an id that all
-calls of one HTTP request share, so the second of them would wait for ever.
+calls of one HTTP request share, so the second of them would wait for ever. The third,
+`_choose_replica_for_request`, is where a call enters the queue, again when a replica refused it.
 
 Serve pickles this module by value: what others must recognise (`Ticket`) lies elsewhere.
 """
@@ -42,10 +43,21 @@ class VerifierRouter(FIFOMixin, LocalityMixin, RequestRouter):
         chosen = [r for r in candidate_replicas if r.replica_id in near]
         ticket = ticket_of(pending_request)
         if ticket is not None:
-            ticket.replica_id = None  # asked again: whoever had it has refused
             names = ticket.preferred(r.replica_id.unique_id for r in candidate_replicas)
             chosen = [r for r in chosen if r.replica_id.unique_id in names]
         return [random.sample(chosen, min(2, len(chosen)))]
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Wait until a replica takes the call. Until then nobody has it, whoever had it before.
+
+        Not in `choose_replicas`: that may ask once more for a call that was given away meanwhile.
+        """
+        ticket = ticket_of(pending_request)
+        if ticket is not None:
+            ticket.replica_id = None
+        return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     def _fulfill_next_pending_request(
         self,

@@ -87,7 +87,7 @@ def test_a_drafter_counts_when_every_verifier_could_use_it():
             return self
 
     backend = HandleBackend(Handle(), 1.0, 1.0)
-    backend._reports = (report("small", "other"), report("small"))
+    backend._lookout.reports = (report("small", "other"), report("small"))
     assert backend.served().drafters_with_q == ("small",)
 
 

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentBroadcastResponse
 
 from cluster.fleet.directory import Directory
 from cluster.fleet.messages import DrafterReport
 from protos.exchange import Capabilities, DrafterLoad, DrafterReplica, PlanKind
+from tests.unit.cluster.serve_fakes import answering
 
 
 def replica(number: int, *, draining: bool = False) -> DrafterReport:
@@ -23,16 +25,9 @@ class FakeHandle:
     def __init__(self) -> None:
         self.answers: Sequence[object] | Exception = ()
 
-    def broadcast(self, method: str) -> "FakeHandle":
+    def broadcast(self, method: str) -> DeploymentBroadcastResponse:
         assert method == "describe"
-        return self
-
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[object]:
-        assert timeout_s > 0
-        assert return_exceptions
-        if isinstance(self.answers, Exception):
-            raise self.answers
-        return list(self.answers)
+        return answering(self.answers)
 
 
 class FakeExchange:
@@ -69,6 +64,22 @@ def test_replicas_that_fail_to_answer_are_left_out() -> None:
 
 def test_a_look_that_fails_changes_nothing() -> None:
     assert addresses_after([replica(1)], TimeoutError()) == [["10.0.0.1:1"]]
+
+
+def test_one_that_hangs_stays_and_hides_neither_who_came_nor_the_load_of_others() -> None:
+    handle, exchange = FakeHandle(), FakeExchange()
+    loaded = replace(replica(2), load=DrafterLoad(num_sessions=9))
+
+    async def go() -> None:
+        directory = Directory({"far": handle}, exchange, 1.0, 0.05)
+        for answers in ([replica(1), replica(2)], [None, loaded, replica(3)]):
+            handle.answers = answers
+            await directory.look()
+
+    asyncio.run(go())
+    _, found = exchange.told[-1]
+    sessions = {one.address: one.load.num_sessions for one in found}
+    assert sessions == {"10.0.0.1:1": 1, "10.0.0.2:1": 9, "10.0.0.3:1": 3}
 
 
 def test_no_replica_at_all_empties_the_set() -> None:

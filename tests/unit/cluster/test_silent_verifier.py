@@ -11,13 +11,16 @@ from contextlib import aclosing
 from typing import TypeVar
 
 import pytest
+from ray.serve.handle import DeploymentBroadcastResponse
 
-from cluster.fleet.backend import SILENT_LOOKS, HandleBackend, VerifierSilent
+from cluster.fleet.backend import HandleBackend, VerifierSilent
 from cluster.fleet.failover import Ticket
+from cluster.fleet.lookout import SILENT_LOOKS
 from cluster.fleet.messages import SourceReport, StreamItem, VerifierReport
 from protos.errors import Overloaded, PeerUnavailable
 from protos.generation import FinishReason, GenerationRequest, TokenRun
 from protos.params import SamplingParams
+from tests.unit.cluster.serve_fakes import answering
 
 Result = TypeVar("Result")
 
@@ -76,12 +79,15 @@ class Response:
 
 
 class Handle:
-    """A handle whose calls go to these verifiers, one after the other."""
+    """A handle whose calls go to these verifiers, one after the other, under reported names.
+
+    silent: names of those that answer no look.
+    """
 
     def __init__(self, verifiers: list[Verifier], reports: list[VerifierReport]) -> None:
         self._verifiers = verifiers
         self.reports = reports
-        self.is_spoilt = False
+        self.silent: frozenset[str] = frozenset()
         self.responses: list[Response] = []
         self.asked: list[GenerationRequest] = []
 
@@ -89,19 +95,14 @@ class Handle:
         return self
 
     def remote(self, request: GenerationRequest, ticket: Ticket) -> Response:
-        # Who has it stays unknown, as while Serve still looks for a replica.
-        assert ticket.replica_id is None
+        names = [report.replica_id for report in self.reports]
+        ticket.replica_id = next(name for name in names if name in ticket.preferred(names))
         self.asked.append(request)
         self.responses.append(Response(self._verifiers.pop(0)(request)))
         return self.responses[-1]
 
-    def broadcast(self, _method: str) -> "Handle":
-        return self
-
-    async def results_async(self, **_options: object) -> list[VerifierReport]:
-        if self.is_spoilt:
-            raise TimeoutError
-        return self.reports
+    def broadcast(self, _method: str) -> DeploymentBroadcastResponse:
+        return answering([None if r.replica_id in self.silent else r for r in self.reports])
 
 
 async def hangs_after_two(request: GenerationRequest) -> AsyncIterator[StreamItem]:
@@ -211,26 +212,30 @@ def test_verifiers_that_make_no_steps_are_not_counted_on():
     assert run(count()) == 1
 
 
-@pytest.mark.parametrize(("names", "left"), [("ab", 2), ("a", 0)])
-def test_a_look_that_one_verifier_spoils_says_nothing_of_the_others(names, left):
-    async def count() -> object:
+@pytest.mark.parametrize(
+    ("names", "silent", "left"), [("ab", "a", 1), ("ab", "ab", 0), ("a", "a", 0)]
+)
+def test_silence_counts_after_several_looks_and_for_one_verifier_only(names, silent, left):
+    async def count() -> list[object]:
         backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
         await backend.start()
-        handle.is_spoilt = True
-        for _ in range(SILENT_LOOKS):
-            found = (await backend.statistics())["verifier_replicas"]
+        handle.silent = frozenset(silent)
+        looks = [(await backend.statistics())["verifier_replicas"] for _ in range(SILENT_LOOKS)]
+        handle.silent = frozenset()
+        looks.append((await backend.statistics())["verifier_replicas"])
         await backend.close()
-        return found
+        return looks
 
     handle = Handle([], [report(name) for name in names])
-    assert run(count()) == left
+    known = len(names)
+    assert run(count()) == [known] * (SILENT_LOOKS - 1) + [left, known]
 
 
 def test_runs_of_a_verifier_alone_speak_for_it_while_looks_fail():
     async def served() -> list[int]:
         backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
         await backend.start()
-        handle.is_spoilt = True
+        handle.silent = frozenset("a")
         counts = []
         async with aclosing(backend.generate(ASKED)) as runs:
             await anext(runs)
@@ -250,7 +255,7 @@ def test_all_requests_of_a_verifier_that_hangs_go_on_elsewhere():
     async def all_of(count: int) -> list[list[int]]:
         backend = HandleBackend(handle, 1.0, 1.0, SILENCE_S)
         await backend.start()
-        handle.is_spoilt = True
+        handle.silent = frozenset("a")
 
         async def one() -> list[int]:
             async with aclosing(backend.generate(ASKED)) as runs:

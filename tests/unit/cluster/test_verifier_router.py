@@ -164,6 +164,53 @@ def test_a_call_that_is_refused_is_asked_for_anew():
     assert routed([Replica("a"), Replica("b")], go) == ["a", "b"]
 
 
+def test_a_call_that_was_refused_names_nobody_while_it_waits_its_turn():
+    """Only so many calls are chosen for at a time; the others wait in the queue."""
+
+    async def go(router: VerifierRouter) -> None:
+        ticket = Ticket()
+        refused = call("request", ticket)
+        assert await choose(router, refused) == "a"
+        full.queue_len = full.max_ongoing_requests
+        router.on_new_queue_len_info(full.replica_id, full.queue_len)
+        others = [asyncio.create_task(choose(router, call("before it"))) for _ in range(8)]
+        await asyncio.sleep(0.02)
+        waiting = asyncio.create_task(choose(router, refused, is_retry=True))
+        await asyncio.sleep(0)
+        assert ticket.replica_id is None
+        full.queue_len = 0
+        await asyncio.gather(waiting, *others)
+        assert ticket.replica_id == "a"
+
+    full = Replica("a", 0, most=2)
+    routed([full], go)
+
+
+def test_choosing_once_more_for_a_call_that_was_given_away_forgets_nobody():
+    """The replica chosen for a call that left may be given to one whose choice still goes on."""
+
+    async def go(router: VerifierRouter) -> None:
+        ticket = Ticket()
+        pending = call("request", ticket)
+        await choose(router, pending)
+        await router.choose_replicas(list(router.curr_replicas.values()), pending)
+        assert ticket.replica_id == "a"
+
+    routed([Replica("a")], go)
+
+
+def test_a_call_that_waits_goes_where_its_ticket_says_by_now():
+    async def go(router: VerifierRouter) -> str:
+        ticket = Ticket(suspects=frozenset("b"))
+        waiting = asyncio.create_task(choose(router, call("request", ticket)))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        ticket.suspects = frozenset("a")
+        return await waiting
+
+    assert routed([Replica("a", 2, most=2), Replica("b", 1)], go) == "b"
+
+
 def test_of_two_healthy_ones_the_shorter_queue_is_taken():
     async def go(router: VerifierRouter) -> set[str]:
         calls = [call("request", Ticket(frozenset("c"))), call("no ticket")]
