@@ -31,6 +31,9 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
 }
 _DEFAULTS = {"OMP_NUM_THREADS": "2"}
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One of several processes, which have the cores between them: pytest -n.
+    _ENVIRONMENT["OMP_NUM_THREADS"] = "1"
 
 os.environ.update(_ENVIRONMENT)
 for _name, _value in _DEFAULTS.items():

@@ -32,7 +32,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def target(smollm2_dir: Path) -> Target:
-    return load_target(smollm2_dir, torch.bfloat16)
+    return load_target(smollm2_dir, torch.bfloat16, num_threads=2)
 
 
 def run(

@@ -19,17 +19,30 @@ def test_the_first_two_commands_are_one_line_each():
     assert "\n" not in serve
     assert serve.endswith(".venv/bin/outrider serve")
     assert "\n" not in tests
-    assert tests.endswith(".venv/bin/python -m pytest")
+    assert ".venv/bin/python -m pytest " in tests
 
 
-def test_ci_runs_the_steps_of_the_test_command():
+def steps_of_the_test_command() -> list[str]:
     _, tests, *_ = commands()
-    script = (ROOT / ".ci" / "run").read_text()
-    steps = [step.strip().removeprefix(".venv/bin/") for step in tests.split("&&")]
-    for step in steps[1:]:
-        if step.startswith("pip "):
-            step = f"python -m {step}"
-        assert step in script, step
+    return [step.strip().removeprefix(".venv/bin/") for step in tests.split("&&")]
+
+
+def test_ci_runs_the_steps_of_the_test_command_in_their_order():
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    steps = [
+        f"python -m {step}" if step.startswith("pip ") else step
+        for step in steps_of_the_test_command()[1:]
+    ]
+    assert [line for line in script if line in steps] == steps
+
+
+def test_the_test_command_names_every_folder_with_tests_once():
+    runs = [step for step in steps_of_the_test_command() if step.startswith("python -m pytest")]
+    named = [word for run in runs for word in run.split() if word.startswith("tests/")]
+    files = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sorted(named) == sorted({"/".join(file.parts[:2]) for file in files})
+    assert any("-n 2" in run for run in runs)
+    assert [run for run in runs if "-n 2" in run and "tests/e2e" in run] == []
 
 
 def test_paths_named_in_the_readme_exist():

@@ -18,7 +18,7 @@ from verifier_service.step import Span
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_dir):
-    target = load_target(smollm2_dir, torch.bfloat16)
+    target = load_target(smollm2_dir, torch.bfloat16, num_threads=2)
     target.allocate(1024)
     return target
 
