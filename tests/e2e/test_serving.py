@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.tools.calls import Retries
+from cluster.tools.calls import Reply, Retries
 from cluster.tools.client import AsyncOutriderClient
 from protos.errors import InvalidRequest, UnknownModel
 from tests.e2e.live import LiveCluster, wait_for
@@ -40,6 +40,16 @@ def sampled(temperature: float, max_tokens: int = 80) -> dict:
         "ignore_eos": True,
         "return_token_ids": True,
     }
+
+
+def at_once(live: LiveCluster, prompts: list[str], options: dict) -> list[Reply]:
+    """Their replies, all asked for at the same time."""
+
+    async def go() -> list[Reply]:
+        async with AsyncOutriderClient(live.url) as client:
+            return await asyncio.gather(*(client.complete(p, **options) for p in prompts))
+
+    return asyncio.run(go())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -72,16 +82,9 @@ def test_stream_equals_reply(live: LiveCluster) -> None:
 def test_requests_in_parallel_are_as_if_alone(live: LiveCluster) -> None:
     prompts = [f"{PROMPT} {number}" for number in range(8)]
 
-    async def go() -> tuple[list[str], list[str]]:
-        async with AsyncOutriderClient(live.url) as client:
-            alone = [(await client.complete(p, **sampled(0.7, 40))).text for p in prompts]
-            together = await asyncio.gather(
-                *(client.complete(p, **sampled(0.7, 40)) for p in prompts)
-            )
-            return alone, [reply.text for reply in together]
-
-    alone, together = asyncio.run(go())
-    assert together == alone
+    with live.client() as client:
+        alone = [client.complete(p, **sampled(0.7, 40)).text for p in prompts]
+    assert [reply.text for reply in at_once(live, prompts, sampled(0.7, 40))] == alone
 
 
 def test_stop_string_is_cut_wherever_it_falls(live: LiveCluster) -> None:
@@ -291,8 +294,7 @@ def test_a_verifier_that_goes_changes_no_text(live: LiveCluster, blow: signal.Si
         broken = asyncio.run(go())
         # Once per request at most: none goes back to the one it lost.
         assert 0 < live.statistic("outrider_failovers_total") - failovers <= len(prompts)
-        with live.client() as client:
-            assert broken == [client.complete(p, **options).token_ids for p in prompts]
+        assert broken == [reply.token_ids for reply in at_once(live, prompts, options)]
     finally:
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):

@@ -37,7 +37,7 @@ VALUES = (
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return tiny_llama_dir(tmp_path_factory.mktemp("target"))
+    return tiny_llama_dir(tmp_path_factory.mktemp("target"), seed=1, layers=1)
 
 
 def make_engine(directory, device: torch.device, plans: tuple[SourcePlan, ...]) -> Engine:
@@ -46,7 +46,7 @@ def make_engine(directory, device: torch.device, plans: tuple[SourcePlan, ...]) 
     exchange = DraftExchange(TargetEnd(facts.vocab_size, facts.max_context, facts.digest), rows)
     exchange.add_local(build_drafter(DrafterSettings(kind="ngram", name="ngram")), "ngram")
     # Few pages: requests are preempted and come back.
-    settings = EngineSettings(page_size=16, num_slots=256, max_prefill_chunk=32)
+    settings = EngineSettings(page_size=16, num_slots=160, max_prefill_chunk=32)
     return Engine(target, exchange, StaticPlanner(plans), settings, rows)
 
 
@@ -68,6 +68,7 @@ def test_texts_drafted_or_not_are_those_of_the_cpu(directory):
     engine = make_engine(directory, torch.device("cpu"), TREE)
     expected = texts(engine)
     assert engine.stats().num_accepted > 0
+    assert engine.stats().num_preemptions > 0
     with far_device():
         assert texts(make_engine(directory, FAR, TREE)) == expected
         assert texts(make_engine(directory, FAR, ())) == expected
