@@ -7,6 +7,7 @@ result is only where the planner starts from; every real step corrects it.
 import hashlib
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,9 +49,11 @@ def load_or_measure(
     if path is not None and is_sound:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(".tmp")
-            scratch.write_text(_to_json(table))
-            scratch.replace(path)
+            # A place of its own: other replicas may be measuring the same target.
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                written = Path(scratch, path.name)
+                written.write_text(_to_json(table))
+                written.replace(path)
         except OSError as error:
             logger.warning("measured costs are not kept: %s", error)
     return table

@@ -1,6 +1,7 @@
 """Costs of verification and of drafters, and the bank that pays for them."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +162,25 @@ def test_a_broken_cache_is_measured_again(tmp_path):
     forwards = target.num_forwards
     load_or_measure(target, tmp_path, clock=lambda: target.now)
     assert target.num_forwards > forwards
+
+
+def test_two_that_measure_at_once_both_keep_their_costs(tmp_path, monkeypatch, caplog):
+    plain = Path.replace
+
+    def replace(written, path):
+        monkeypatch.setattr(Path, "replace", plain)
+        other = _CountingTarget()
+        load_or_measure(other, tmp_path, clock=lambda: other.now)
+        assert other.num_forwards
+        return plain(written, path)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    target, reader = _CountingTarget(), _CountingTarget()
+    first = load_or_measure(target, tmp_path, clock=lambda: target.now)
+    assert caplog.records == []
+    assert load_or_measure(reader, tmp_path) == first
+    assert reader.num_forwards == 0
+    assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
 def test_what_a_busy_machine_measured_is_not_kept(tmp_path):
