@@ -40,7 +40,8 @@ def test_smollm2_greedy_ids_equal_generate_in_float32(smollm2_dir, prompt):
     model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
     del model
-    target = load_target(smollm2_dir, torch.float32)
+    # On two threads float32 is not invariant on every machine, and says so.
+    target = load_target(smollm2_dir, torch.float32, num_threads=1)
     assert target.facts.invariant, target.facts.invariance_note
     target.allocate(256)
     expected = expected[0, len(prompt) :].tolist()
