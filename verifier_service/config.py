@@ -63,7 +63,10 @@ class EngineSection(_Section):
         default=None, ge=64, le=2**28, description="Token places of KV; null: 16384, or by kv_mb."
     )
     kv_mb: int | None = Field(
-        default=None, ge=1, le=2**24, description="MiB for KV and feature rows, instead of slots."
+        default=None,
+        ge=1,
+        le=2**24,
+        description="MiB for KV and feature rows, instead of slots; kept keys may take half more.",
     )
     max_tokens_per_step: int = Field(default=512, ge=1, le=2**20, description="Rows of a forward.")
     max_prefill_chunk: int = Field(

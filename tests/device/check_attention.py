@@ -66,7 +66,7 @@ class Steps:
         generator = torch.Generator().manual_seed(4)
         queries = torch.randn(size, generator=generator).to(self.device, self.dtype)
         out = torch.zeros_like(queries)
-        attention = backend.attention(layout, self.shape, self.pool)
+        attention = backend.over(self.pool).attention(layout, self.shape)
         attention.bind(queries * self.shape.head_dim**-0.5, out)
         attention.attend(0, scoring)
         return queries, out, lambda: attention.attend(0, scoring)

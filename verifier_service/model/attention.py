@@ -17,7 +17,12 @@ from verifier_service.model.block_layout import TILE_RULES, BlockGroup
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring, cap, soften
 from verifier_service.model.kv import TILE, Pool
 from verifier_service.model.layout import StepLayout
-from verifier_service.model.step_attention import GroupsAttention, StepAttention
+from verifier_service.model.step_attention import (
+    GroupsAttention,
+    PlainAttention,
+    PoolAttention,
+    StepAttention,
+)
 from verifier_service.model.tree_attention import TreeAttention
 from verifier_service.model.tree_layout import TreeGroup
 
@@ -28,16 +33,20 @@ class Tiles:
     name = "tiles"
     rules = TILE_RULES
 
-    def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
-        """Backend.attention."""
-        return GroupsAttention(
-            [
-                TreeAttention(group, shape, pool)
-                if isinstance(group, TreeGroup)
-                else BlockAttention(group, shape, pool)
-                for group in layout.groups
-            ]
-        )
+    def over(self, pool: Pool) -> PoolAttention:
+        """Backend.over."""
+
+        def attention(layout: StepLayout, shape: AttentionShape) -> StepAttention:
+            return GroupsAttention(
+                [
+                    TreeAttention(group, shape, pool)
+                    if isinstance(group, TreeGroup)
+                    else BlockAttention(group, shape, pool)
+                    for group in layout.groups
+                ]
+            )
+
+        return PlainAttention(attention)
 
 
 class BlockAttention:

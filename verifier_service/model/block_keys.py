@@ -9,6 +9,9 @@ from verifier_service.model.block_layout import BlockGroup
 from verifier_service.model.heads import hide
 from verifier_service.model.kv import TILE, Pool
 
+KeyValue = tuple[torch.Tensor, torch.Tensor]
+"""K and V of one layer, [B, H, P, D] each."""
+
 
 class BlockKeys:
     """K and V of all positions of a group's blocks, in a pool."""
@@ -40,6 +43,24 @@ class BlockKeys:
     def views(self) -> tuple[torch.Tensor, ...] | None:
         """Per layer [2, 1, H, P, D] without a copy, where the slots are one run; else None."""
         return None if self._runs is None else tuple(run[:, None] for run in self._runs)
+
+
+class GatheredKeys:
+    """A group's K and V where they lie when that is one run, else gathered for every layer."""
+
+    def __init__(self, group: BlockGroup, pool: Pool) -> None:
+        source = BlockKeys(group, pool)
+        self._source, self._views = source, source.views()
+        self._buffer = None if self._views is not None else source.new_buffer()
+
+    def read(self, layer: int) -> KeyValue:
+        """K and V of a layer."""
+        if self._views is not None:
+            keys, values = self._views[layer]
+            return keys, values
+        assert self._buffer is not None
+        self._source.read(layer, self._buffer)
+        return self._buffer[0], self._buffer[1]
 
 
 def flat_rows(group: BlockGroup) -> slice | torch.Tensor:

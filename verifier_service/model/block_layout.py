@@ -43,6 +43,9 @@ class BlockRules:
         return num_tiles * (self.tile_cost + self.row_cost * num_rows)
 
 
+Owner = tuple[int, int]
+"""Whose a block is: its span's key, and which of the span's blocks."""
+
 TILE_RULES: Final = BlockRules(
     block_rows=64, group_cost=95.0, tree_cost=130.0, tile_cost=2.5, row_cost=1.5
 )
@@ -52,8 +55,9 @@ TILE_RULES: Final = BlockRules(
 class BlockGroup:
     """Blocks of one size.
 
-    Blocks shorter than num_rows repeat their last row. first_row: set when the group's rows are
-    B * n adjacent flat rows; else `rows` [B * n] names them. positions: [B, n].
+    Blocks shorter than num_rows repeat their last row. owners: of the blocks. first_row: set when
+    the group's rows are B * n adjacent flat rows; else `rows` [B * n] names them. positions:
+    [B, n].
     first_slot: set when B is 1 and the slots of all columns are one run; else `slots` [B, P] names
     them, 0 where a block is shorter. key_positions: [B, P], None where a column is its position.
     mask: [B, n, P - mask_start], 0 or -inf; earlier columns are visible to all rows; None when
@@ -62,6 +66,7 @@ class BlockGroup:
 
     first_row: int | None
     rows: torch.Tensor | None
+    owners: tuple[Owner, ...]
     num_blocks: int
     num_rows: int
     positions: torch.Tensor
@@ -88,6 +93,7 @@ class _Block:
     slots: of all columns. packed: what stands in the columns from start on, and key_positions of
     these columns, where a column is not its position."""
 
+    owner: Owner
     rows: Sequence[int]
     positions: Sequence[int]
     start: int
@@ -136,10 +142,11 @@ def group_blocks(
 def _chunks(placed: PlacedSpan, block_rows: int) -> Iterator[_Block]:
     """An unbranched span in blocks of at most so many rows."""
     span = placed.span
-    for first in range(0, span.num_rows, block_rows):
+    for number, first in enumerate(range(0, span.num_rows, block_rows)):
         count = min(block_rows, span.num_rows - first)
         start = span.start + first
         yield _Block(
+            owner=(span.key, number),
             rows=range(placed.first_row + first, placed.first_row + first + count),
             positions=range(start, start + count),
             start=start,
@@ -155,7 +162,7 @@ def _paths(placed: PlacedSpan) -> list[_Block]:
     leaves = sorted(set(range(len(parents))) - set(parents), key=lambda leaf: -depths[leaf])
     taken: set[int] = set()
     blocks = []
-    for leaf in leaves:
+    for number, leaf in enumerate(leaves):
         path = [leaf]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
@@ -165,6 +172,7 @@ def _paths(placed: PlacedSpan) -> list[_Block]:
         keys = span.start + torch.tensor(path)
         blocks.append(
             _Block(
+                owner=(span.key, number),
                 rows=[placed.first_row + row for row in own],
                 positions=[span.start + depths[row] for row in own],
                 start=span.start + depths[own[0]],
@@ -179,10 +187,11 @@ def _packed(placed: PlacedSpan) -> list[_Block]:
     span, start = placed.span, placed.span.start
     assert span.parents is not None
     blocks = []
-    for part in pack_tree(span.parents, start):
+    for number, part in enumerate(pack_tree(span.parents, start)):
         tail = torch.where(part.keys < 0, 0, span.slots[part.keys.clamp(min=0)])
         blocks.append(
             _Block(
+                owner=(span.key, number),
                 rows=[placed.first_row + row for row in part.rows],
                 positions=[start + placed.depths[row] for row in part.rows],
                 start=part.first,
@@ -202,10 +211,13 @@ def _positions_of(keys: torch.Tensor, placed: PlacedSpan) -> torch.Tensor:
 
 
 def _bunches(blocks: Sequence[_Block], rules: BlockRules) -> list[list[_Block]]:
-    """Blocks in groups that cost least together: runs of the blocks ordered by rows and tiles."""
-    order: dict[tuple[int, int], list[_Block]] = {}
-    for block in blocks:
-        order.setdefault((block.num_rows, block.num_tiles), []).append(block)
+    """Blocks in groups that cost least together: runs of the blocks ordered by rows and tiles.
+
+    Within a group they keep their order.
+    """
+    order: dict[tuple[int, int], list[int]] = {}
+    for number, block in enumerate(blocks):
+        order.setdefault((block.num_rows, block.num_tiles), []).append(number)
     sizes = sorted(order)
     # best[i]: cost of the blocks of the first i sizes, and where the last of their groups begins.
     best: list[tuple[float, int]] = [(0.0, 0)]
@@ -221,7 +233,8 @@ def _bunches(blocks: Sequence[_Block], rules: BlockRules) -> list[list[_Block]]:
     end = len(sizes)
     while end:
         begin = best[end][1]
-        bunches.append([block for size in sizes[begin:end] for block in order[size]])
+        numbers = sorted(number for size in sizes[begin:end] for number in order[size])
+        bunches.append([blocks[number] for number in numbers])
         end = begin
     return bunches
 
@@ -250,6 +263,7 @@ def _group(blocks: Sequence[_Block], dtype: torch.dtype) -> BlockGroup:
     return BlockGroup(
         first_row=rows[0] if is_run else None,
         rows=None if is_run else torch.tensor(rows),
+        owners=tuple(block.owner for block in blocks),
         num_blocks=len(blocks),
         num_rows=num_rows,
         positions=positions,

@@ -21,7 +21,7 @@ from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
-from verifier_service.model.step_attention import Backend, StepAttention
+from verifier_service.model.step_attention import PoolAttention, StepAttention
 
 Output = torch.Tensor | tuple[torch.Tensor, ...]
 """What a decoder layer returns: the residual stream [1, R, H], alone or first."""
@@ -42,13 +42,13 @@ class StepContext:
         layout: StepLayout,
         pool: Pool,
         multiple: int,
-        backend: Backend,
+        over_pool: PoolAttention,
     ) -> None:
-        """backend: the one that `layout` is for."""
+        """over_pool: of `pool` and the backend that `layout` is for."""
         self.layout = layout
         self.pool = pool
         self.multiple = multiple
-        self._backend = backend
+        self._over_pool = over_pool
         self.num_calls = 0
         self._attentions: dict[AttentionShape, StepAttention] = {}
         first = layout.first_slot
@@ -59,14 +59,14 @@ class StepContext:
         if self._runs is not None:
             self._runs[layer].copy_(kv[:, :, : self.layout.num_rows])
         else:
-            self.pool.layers[layer].index_copy_(2, self.layout.slots, kv)
+            self.pool.write(layer, self.layout.slots, kv)
 
     def attention(self, num_heads: int) -> StepAttention:
         """This step's attention for layers of `num_heads` query heads."""
         pool = self.pool
         shape = AttentionShape(num_heads, pool.num_heads, pool.head_dim, self.multiple)
         if shape not in self._attentions:
-            self._attentions[shape] = self._backend.attention(self.layout, shape, pool)
+            self._attentions[shape] = self._over_pool.attention(self.layout, shape)
         return self._attentions[shape]
 
 

@@ -20,7 +20,7 @@ from verifier_service.model.flex_layout import BLOCK, NEVER, FlexGroup
 from verifier_service.model.heads import AttentionShape, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
-from verifier_service.model.step_attention import StepAttention
+from verifier_service.model.step_attention import PlainAttention, PoolAttention
 
 Flex: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, object]]
 """flex_attention, compiled or not."""
@@ -51,9 +51,11 @@ class FlexBackend:
     def __init__(self, flex: Flex) -> None:
         self._flex = flex
 
-    def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
-        """Backend.attention."""
-        return FlexStepAttention(layout, shape, pool, self._flex)
+    def over(self, pool: Pool) -> PoolAttention:
+        """Backend.over."""
+        return PlainAttention(
+            lambda layout, shape: FlexStepAttention(layout, shape, pool, self._flex)
+        )
 
 
 class FlexStepAttention:

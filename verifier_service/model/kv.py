@@ -16,10 +16,13 @@ Shapes: L layers, S slots, H key-value heads, D head_dim.
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 TILE = 64
 """Positions per tile: the unit of attention's reduction (design 6)."""
+_WORD = 8
+"""Bytes of a word; numpy knows no bf16."""
 
 
 class RowStore:
@@ -80,6 +83,31 @@ class Pool:
         self.layers = self.kv.unbind(0)
         self.vectors = self.kv.view(num_layers, -1, head_dim).unbind(0)
         """Per layer all of K and V as [2 * H * S, D]; `index` says where a slot lies."""
+        has_words = self.kv.device.type == "cpu" and head_dim * dtype.itemsize % _WORD == 0
+        self.words = tuple(as_words(layer) for layer in self.vectors) if has_words else None
+        """On a CPU the same memory, [2 * H * S, D in words]: numpy copies scattered vectors three
+        times as fast as torch does (7 us against 22 for 192 of them)."""
+        self._index_of: torch.Tensor | None = None
+        self._index = np.zeros(0, np.int64)
+        self.clock = 0
+        self.written = np.zeros(self.num_slots, np.int64)
+        """The clock's count when a slot was last written; scrap's is always 0."""
+
+    def stamp(self, slots: torch.Tensor) -> None:
+        """Say that host slots int64 [n] are about to be written in all layers."""
+        self.clock += 1
+        self.written[slots.numpy()] = self.clock
+        self.written[0] = 0
+
+    def write(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Put K and V of rows, [2, H, R, D], into their slots int64 [R]. `stamp` comes before."""
+        if self.words is None:
+            self.layers[layer].index_copy_(2, slots, kv)
+            return
+        if self._index_of is not slots:
+            index = torch.stack([self.index(0, slots), self.index(1, slots)])
+            self._index_of, self._index = slots, index.numpy()
+        self.words[layer][self._index] = as_words(kv)
 
     def runs(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         """Per layer a view of `count` adjacent slots, [2, H, count, D]."""
@@ -96,8 +124,14 @@ class Pool:
 
         Everything is read before anything is written, so the two may overlap.
         """
+        self.stamp(destination)
         for store in self.rows.values():
             store.move(source, destination)
         device = self.kv.device
         read = self.kv.index_select(3, source.to(device))
         self.kv.index_copy_(3, destination.to(device), read)
+
+
+def as_words(vectors: torch.Tensor) -> np.ndarray:
+    """The memory of a host tensor [..., n] as int64 [..., n in words]."""
+    return vectors.view(torch.int64).numpy()

@@ -103,7 +103,7 @@ class _Trial:
         layout = lay_out(spans, self._shape.multiple, self._dtype, backend.rules)
         queries = self._queries[layout.positions]
         out = torch.zeros_like(queries)
-        attention = backend.attention(layout, self._shape, self._pool)
+        attention = backend.over(self._pool).attention(layout, self._shape)
         attention.bind(queries, out)
         attention.attend(0, Scoring(window))
         return out[: layout.num_rows]

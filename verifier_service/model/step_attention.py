@@ -6,7 +6,7 @@ FlexAttention on GPUs (flex.py); backend.py chooses.
 Shapes: R flat rows, A query heads, D head_dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from verifier_service.model.block_layout import BlockRules
 from verifier_service.model.heads import AttentionShape, HeadRows, Scoring
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import StepLayout
+from verifier_service.step import Span
 
 
 class StepAttention(Protocol):
@@ -58,6 +59,31 @@ class GroupsAttention:
             part.attend(layer, scoring)
 
 
+class PoolAttention(Protocol):
+    """A backend at work on one pool; it may keep what helps the next step."""
+
+    def order(self, spans: Sequence[Span]) -> Sequence[int]:
+        """Numbers of a step's spans in the order in which they should lie in the flat batch."""
+
+    def attention(self, layout: StepLayout, shape: AttentionShape) -> StepAttention:
+        """This step's attention for layers of `shape`."""
+
+
+class PlainAttention:
+    """PoolAttention that keeps nothing."""
+
+    def __init__(self, make: Callable[[StepLayout, AttentionShape], StepAttention]) -> None:
+        self._make = make
+
+    def order(self, spans: Sequence[Span]) -> Sequence[int]:
+        """PoolAttention.order."""
+        return range(len(spans))
+
+    def attention(self, layout: StepLayout, shape: AttentionShape) -> StepAttention:
+        """PoolAttention.attention."""
+        return self._make(layout, shape)
+
+
 class Backend(Protocol):
     """One way to compute attention."""
 
@@ -69,5 +95,5 @@ class Backend(Protocol):
     def rules(self) -> BlockRules | None:
         """How steps are laid out for it (layout.py)."""
 
-    def attention(self, layout: StepLayout, shape: AttentionShape, pool: Pool) -> StepAttention:
-        """This step's attention for layers of `shape`."""
+    def over(self, pool: Pool) -> PoolAttention:
+        """Attention over K and V of this pool."""

@@ -4,6 +4,7 @@ Lays spans out, runs the decoder, keeps K, V and feature rows in their slots. Kn
 samples nothing. Used by one thread.
 """
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from verifier_service.device import ship
 from verifier_service.model.decoder import Decoder, StepContext
 from verifier_service.model.kv import Pool
 from verifier_service.model.layout import lay_out
-from verifier_service.model.step_attention import Backend
+from verifier_service.model.step_attention import Backend, PoolAttention
 from verifier_service.model.taps import Taps
 from verifier_service.model.tree_parts import tree_parts
 from verifier_service.step import Span, TargetFacts
@@ -57,6 +58,7 @@ class TransformersTarget:
         self._device = device
         self._backend = backend
         self._pool: Pool | None = None
+        self._over_pool: PoolAttention | None = None
         self._num_threads = torch.get_num_threads()
         self._thread: int | None = None
 
@@ -66,7 +68,7 @@ class TransformersTarget:
         Raises ConfigError when there is no memory for it.
         """
         heads, head_dim = self._kv_heads
-        self._pool = None
+        self.free()
         try:
             self._pool = Pool(
                 self.facts.num_layers,
@@ -84,10 +86,11 @@ class TransformersTarget:
                 f"no memory on {self._device} for {num_slots} token places of KV: "
                 f"{needed:.0f} MiB at {self.facts.bytes_per_slot} bytes each"
             ) from error
+        self._over_pool = self._backend.over(self._pool)
 
     def free(self) -> None:
         """Drop the pool."""
-        self._pool = None
+        self._pool = self._over_pool = None
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -95,14 +98,18 @@ class TransformersTarget:
 
         Behind a device this returns before the step is done; whoever reads a value waits.
         """
-        pool = self._require_pool()
+        pool, over_pool = self._require_pool(), self._over_pool
+        assert over_pool is not None
         self._settle()
-        layout = lay_out(spans, self._multiple, self.dtype, self._backend.rules)
-        wanted = layout.logit_rows
+        order = over_pool.order(spans)
+        ordered = [spans[index] for index in order]
+        layout = lay_out(ordered, self._multiple, self.dtype, self._backend.rules)
+        pool.stamp(layout.slots)
+        wanted = _in_span_order(layout.logit_rows, ordered, order)
         count = max(len(wanted), 1)
         padded = [*wanted, *[0] * (-(-count // self._multiple) * self._multiple - len(wanted))]
         there, logit_rows = ship((layout, torch.tensor(padded)), self._device)
-        context = StepContext(there, pool, self._multiple, self._backend)
+        context = StepContext(there, pool, self._multiple, over_pool)
         output = self._decoder.run(context, logit_rows, self._taps.aux_layers)
         for key, rows in self._taps.rows(output.states).items():
             pool.rows[key].write(layout.slots, rows)
@@ -145,3 +152,13 @@ class TransformersTarget:
     def _require_pool(self) -> Pool:
         assert self._pool is not None, "allocate() comes before the first step"
         return self._pool
+
+
+def _in_span_order(rows: Sequence[int], ordered: Sequence[Span], order: Sequence[int]) -> list[int]:
+    """Flat rows with logits of `ordered`, whose spans are numbered by `order`, by that number."""
+    ends = itertools.accumulate(span.num_logits for span in ordered)
+    own = {
+        index: rows[end - span.num_logits : end]
+        for index, span, end in zip(order, ordered, ends, strict=True)
+    }
+    return [row for index in sorted(own) for row in own[index]]

@@ -47,7 +47,7 @@ class Bench:
         layout = lay_out(spans, self.multiple, self.dtype, self.backend.rules)
         queries = self.queries[layout.slots]
         out = torch.zeros_like(queries)
-        attention = self.backend.attention(layout, self.shape, self.pool)
+        attention = self.backend.over(self.pool).attention(layout, self.shape)
         attention.bind(queries, out)
         attention.attend(0, self.scoring)
         return dict(zip(layout.slots.tolist(), out, strict=True))

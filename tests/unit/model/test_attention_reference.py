@@ -71,7 +71,7 @@ def test_attention_equals_the_plain_loops(backend, scoring, alone):
         layout = lay_out(step, 4, torch.float32, backend.rules)
         queries = torch.randn(len(layout.ids), HEADS, HEAD_DIM, generator=generator)
         out = torch.zeros_like(queries)
-        attention = backend.attention(layout, shape, pool)
+        attention = backend.over(pool).attention(layout, shape)
         scale = HEAD_DIM**-0.5
         attention.bind(queries * scale, out)
         attention.attend(0, Scoring(**options))
