@@ -23,6 +23,7 @@ from verifier_service.model.heads import Scoring
 from verifier_service.model.invariance import Matrix
 from verifier_service.model.linear import Linear
 from verifier_service.model.mlp import GatedMlp
+from verifier_service.model.stream import RowStream, Stream, TurnedStream
 
 FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
@@ -158,8 +159,12 @@ class FusedDecoder:
         attention.bind(turned[:, :heads], mixed)
         wide, normed = torch.empty_like(x, dtype=torch.float32), torch.empty_like(x)
         states: dict[int, torch.Tensor] = {}
+        is_turned = all(
+            one.turns(num_rows) for layer in self._layers for one in (layer.output, layer.mlp)
+        )
+        stream: Stream = TurnedStream(x) if is_turned else RowStream(x)
         for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(layer.before_attention(x, wide, normed)).view(shape)
+            qkv = layer.qkv(layer.before_attention(stream.rows(), wide, normed)).view(shape)
             if layer.qk_norm is not None:
                 qk = qkv[:, : heads + kv_heads]
                 layer.qk_norm(qk, out=qk)
@@ -169,10 +174,11 @@ class FusedDecoder:
             high.addcmul_(qkv_low, sin)
             context.write(number, kv)
             attention.attend(number, layer.scoring)
-            x = layer.output.add(flat, x)
-            x = layer.mlp.add(layer.before_mlp(x, wide, normed), x)
+            stream.add(layer.output, flat)
+            stream.add(layer.mlp, layer.before_mlp(stream.rows(), wide, normed))
             if number in aux_layers:
-                states[number] = x
+                states[number] = stream.keep()
+        x = stream.keep()
         if FINAL_LAYER in aux_layers:
             states[FINAL_LAYER] = self._norm(x)
         return DecoderOutput(self._head(self._norm(x.index_select(0, logit_rows))), states)

@@ -111,6 +111,24 @@ class Linear:
             self._multiply_add(*part)
         return out
 
+    def turns(self, num_rows: int) -> bool:
+        """Whether so many rows are multiplied as W x^T, but for a rest."""
+        return self._form is _Form.TURNED and self._wide is not None and not self.fits(num_rows)
+
+    def add_turned(self, x: torch.Tensor, stream: torch.Tensor) -> None:
+        """Add W x^T + b to stream [O, R] in place, rounded as `add` does. Where it `turns`."""
+        low = 0
+        for size in part_sizes(x.shape[0], self._wide_rows):
+            rows, own = x[low : low + size], stream[:, low : low + size]
+            low += size
+            if self.fits(size):
+                own.copy_(self._sum(rows, own.t().contiguous()).t())
+                continue
+            assert self._wide is not None
+            own.addmm_(self._wide, rows.t())
+            if self.bias is not None:
+                own += self.bias[:, None]
+
     def fits(self, num_rows: int) -> bool:
         """Whether so many rows are multiplied by the kernel for few."""
         return self.most_rows is None or num_rows <= self.most_rows

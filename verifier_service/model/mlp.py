@@ -59,21 +59,35 @@ class GatedMlp:
             if self._gate_up.fits(size):
                 out[part] = self._straight(x[part], residual[part])
             else:
-                out[part] = _turned(*self._wide, self._gate_up.bias, x[part], residual[part])
+                gate_up, down = self._wide
+                turned = _turned(gate_up, self._gate_up.bias, x[part])
+                out[part] = torch.addmm(residual[part].t(), down, turned).t()
             low += size
         return out
+
+    def turns(self, num_rows: int) -> bool:
+        """Whether so many rows go through turned, but for a rest."""
+        return self._wide is not None and not self._gate_up.fits(num_rows)
+
+    def add_turned(self, x: torch.Tensor, stream: torch.Tensor) -> None:
+        """Add the MLP of x [R, H] to stream [H, R] in place, as `add` rounds. Where it `turns`."""
+        assert self._wide is not None
+        gate_up, down = self._wide
+        low = 0
+        for size in part_sizes(x.shape[0], self._wide_rows):
+            rows, own = x[low : low + size], stream[:, low : low + size]
+            low += size
+            if self._gate_up.fits(size):
+                own.copy_(self._straight(rows, own.t().contiguous()).t())
+            else:
+                own.addmm_(down, _turned(gate_up, self._gate_up.bias, rows))
 
     def _straight(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
         return self._down.add(functional.silu(gate).mul_(up), residual)
 
 
-def _turned(
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    bias: torch.Tensor | None,
-    x: torch.Tensor,
-    residual: torch.Tensor,
-) -> torch.Tensor:
+def _turned(gate_up: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """silu(gate(x)) * up(x), [I, R]."""
     gate, up = turned_product(gate_up, bias, x).chunk(2, dim=0)
-    return torch.addmm(residual.t(), down, functional.silu(gate).mul_(up)).t()
+    return functional.silu(gate).mul_(up)
