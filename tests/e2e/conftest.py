@@ -15,6 +15,12 @@ from tests.tiny import tiny_llama_dir
 HIDDEN, VOCAB, LAYERS = 64, 384, 3
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a cluster of their own go first: the shared one, once started, takes its part of
+    the cores until the end."""
+    items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
+
+
 def tiny_head_dir(path: Path, target: Path) -> Path:
     """A random EAGLE-3 head for the tiny target: real in every way but its quality."""
     config = Eagle3Config(
