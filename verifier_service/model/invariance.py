@@ -28,7 +28,7 @@ _ELEMENTS: Final = 1 << 17
 _WIDE = 16_384
 """Matrices with more outputs than this (lm_head) are tried with fewer rows."""
 _LEAST_LIMIT = 16
-"""Matrices are not cut into parts of fewer rows than this: such a target is reported instead."""
+"""Matrices are not cut into parts of fewer rows than this: rows are padded further instead."""
 _WIDE_ROWS = (512, 256, 128, 64)
 """Numbers of rows tried for the other form of a limited matrix, in this order."""
 CHECK_SLOTS = 512
@@ -64,7 +64,8 @@ def find_multiple(
     """The smallest padding that makes rows independent, and "" or what nothing cures.
 
     Where no padding does, kernels change with the number of rows: then every matrix is limited to
-    the most rows up to which all agree. device: where the matrices are; None: the CPU.
+    the most rows up to which all agree under the smallest padding that leaves enough of them.
+    device: where the matrices are; None: the CPU.
     """
     found = list(matrices)
     distinct = {matrix.key: matrix for matrix in found}
@@ -73,10 +74,13 @@ def find_multiple(
         failed = _failure(distinct.values(), multiple, dtype, device)
         if not failed:
             return multiple, ""
-    multiple = MULTIPLES[0]
-    rows = min(_agreeing_rows(matrix, multiple, dtype, device) for matrix in distinct.values())
-    if rows < _LEAST_LIMIT or any(matrix.limit is None for matrix in found):
-        return multiple, failed
+    if any(matrix.limit is None for matrix in found):
+        return MULTIPLES[0], failed
+    for multiple in MULTIPLES:
+        rows = min(_agreeing_rows(matrix, multiple, dtype, device) for matrix in distinct.values())
+        # The last ones always pass: as many rows as they pad to are one kernel.
+        if rows >= _LEAST_LIMIT:
+            break
     for matrix in found:
         if matrix.limit is not None:
             matrix.limit(rows)

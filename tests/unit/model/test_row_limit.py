@@ -37,6 +37,21 @@ def test_rows_are_limited_where_kernels_change_their_sums() -> None:
     assert len(moody(torch.zeros(70, 8)).unique()) == 1
 
 
+def test_a_larger_padding_is_taken_where_a_smaller_one_leaves_too_few_rows() -> None:
+    """float32 on two threads: one product wants rows in sixteens, another changes beyond 48."""
+    limits: list[int] = []
+
+    def in_sixteens(x: torch.Tensor) -> torch.Tensor:
+        parts = x.split(limits[-1] if limits else len(x))
+        return torch.cat([part + (len(part) % 16 != 0) for part in parts])
+
+    moody = Moody(48)
+    matrices = [Matrix(8, 8, moody, limit=moody.limit)]
+    matrices.append(Matrix(16, 8, in_sixteens, limit=limits.append))
+    assert find_multiple(matrices, torch.float32) == (16, "")
+    assert limits == [48]
+
+
 def test_a_limited_product_takes_the_most_rows_that_its_other_form_multiplies_alike() -> None:
     good, bad = Moody(32), Moody(32)
     good.wide_turn = 128
@@ -81,10 +96,10 @@ def test_products_of_one_shape_with_and_without_bias_are_measured_apart() -> Non
     assert len(set(kinds)) == 4
 
 
-def test_parts_too_small_to_pay_are_reported() -> None:
+def test_rows_are_padded_further_rather_than_cut_into_tiny_parts() -> None:
     moody = Moody(8, 40)
-    _, note = find_multiple([Matrix(8, 8, moody, limit=moody.limit)], torch.float32)
-    assert "a row among" in note
+    assert find_multiple([Matrix(8, 8, moody, limit=moody.limit)], torch.float32) == (16, "")
+    assert len(moody(torch.zeros(96, 8)).unique()) == 1
 
 
 def test_a_limited_linear_multiplies_in_parts() -> None:
