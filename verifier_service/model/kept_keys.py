@@ -6,8 +6,8 @@ lane of a buffer per group; a block comes back to the lane that its owner had, a
 copied when its slot is another one or was written since (Pool.stamp).
 
 Invariant: what is read equals a gather of this step (of scrap, which is masked, an older one),
-whatever owners and groups do; owners only decide how much must be copied. Buffers take at most half of what the pool's K and V take; a group
-gets one when it is met for the second time.
+whatever owners and groups do; owners only decide how much must be copied. Buffers take at most half
+of what the pool's K and V take; a group gets one when it is met for the second time.
 
 Shapes: B blocks, H key-value heads, P columns, D head_dim, L layers.
 """

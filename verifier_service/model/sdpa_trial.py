@@ -29,6 +29,8 @@ _PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 6, 0, 10, *[0] * 24)
 _MAIN = (0, 6, 7, 8)
 """Its rows whose keys are the prompt's own: behind a deeper path, so that they do not stand in the
 columns of their positions (packed_tree.py)."""
+_STEPS = 3
+"""From the third on keys come from kept lanes (kept_keys.py)."""
 _STARTS = (3, 17, 20, 45, 61, 128, 255, 496, 509, 1022)
 
 
@@ -62,8 +64,9 @@ def _fault_beside(trial: "_Trial", whole: torch.Tensor, window: int | None) -> s
                 return f"rows {start} to {end} alone differ from the rows of a longer chunk"
     together = [trial.chunk(start, end, True) for start, end in spans[: len(_EDGES) + 8]]
     expected = torch.cat([whole[one.start :][: one.num_rows] for one in together])
-    if not torch.equal(trial.run(Sdpa(), together, window), expected):
-        return "rows of several requests differ from the rows of one"
+    for steps in (1, _STEPS):
+        if not torch.equal(trial.run(Sdpa(), together, window, steps), expected):
+            return "rows of several requests differ from the rows of one"
     for start in _STARTS:
         found = trial.run(Sdpa(), [trial.chunk(5, 9, True), trial.tree(start)], window)[4:]
         if not torch.equal(found[list(_MAIN)], whole[start : start + len(_MAIN)]):
@@ -89,7 +92,8 @@ class _Trial:
     def chunk(self, start: int, end: int, scattered: bool = False) -> Span:
         """Rows of positions start to end."""
         slots = self._scattered[:end] if scattered else torch.arange(1, end + 1)
-        return Span(end, (0,) * (end - start), start, slots, None, 0, None if scattered else 1)
+        key, first_slot = start * _LENGTH + end, None if scattered else 1
+        return Span(key, (0,) * (end - start), start, slots, None, 0, first_slot)
 
     def tree(self, start: int) -> Span:
         """_PARENTS behind `start` positions; rows of _MAIN have the prompt's own keys."""
@@ -98,12 +102,17 @@ class _Trial:
         slots = torch.cat([self._scattered[:start], rows])
         return Span(0, (0,) * len(_PARENTS), start, slots, _PARENTS, 0)
 
-    def run(self, backend: Backend, spans: list[Span], window: int | None) -> torch.Tensor:
-        """Outputs of all rows, [R, A, D], in span order."""
+    def run(
+        self, backend: Backend, spans: list[Span], window: int | None, steps: int = 1
+    ) -> torch.Tensor:
+        """Outputs of all rows, [R, A, D], in span order, of the last of so many equal steps."""
         layout = lay_out(spans, self._shape.multiple, self._dtype, backend.rules)
         queries = self._queries[layout.positions]
         out = torch.zeros_like(queries)
-        attention = backend.over(self._pool).attention(layout, self._shape)
-        attention.bind(queries, out)
-        attention.attend(0, Scoring(window))
+        over_pool = backend.over(self._pool)
+        for _ in range(steps):
+            self._pool.stamp(layout.slots)
+            attention = over_pool.attention(layout, self._shape)
+            attention.bind(queries, out)
+            attention.attend(0, Scoring(window))
         return out[: layout.num_rows]
