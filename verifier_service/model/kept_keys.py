@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from verifier_service.model.block_keys import KeyValue
+from verifier_service.model.block_keys import BlockKeys, KeyValue
 from verifier_service.model.block_layout import BlockGroup, Owner
 from verifier_service.model.kv import TILE, Pool, as_words
 from verifier_service.step import Span
@@ -40,8 +40,8 @@ _FEW: Final = 0.25
 class _Lanes:
     """A group as it was last met. slots: [B, P]. stamp: the pool's when columns were copied.
 
-    buffer: [L, 2, lanes, H, columns, D]; views: its part in use, per layer K and V [B, H, P, D].
-    num_read: layers copied since the stamp.
+    buffer: [L, 2, lanes, H, columns, D]; words: the same memory per layer, vectors in words; views:
+    its part in use, per layer K and V [B, H, P, D]. num_read: layers copied since the stamp.
     """
 
     owners: list[Owner]
@@ -49,7 +49,12 @@ class _Lanes:
     stamp: int = -1
     num_read: int = 0
     buffer: torch.Tensor | None = None
+    words: list[np.ndarray] = field(default_factory=list)
     views: list[KeyValue] = field(default_factory=list)
+
+    def drop(self) -> None:
+        """Give the buffer back."""
+        self.buffer, self.words, self.views, self.num_read = None, [], [], 0
 
     def arrange(self, owners: Sequence[Owner]) -> list[int]:
         """Which block of `owners` goes to which lane: the own one, else any; sets the owners."""
@@ -103,7 +108,7 @@ class KeptKeys:
         # A step that failed between two layers, and a new buffer, leave nothing to build on.
         is_whole, lanes.num_read = lanes.num_read == len(pool.layers), 0
         changed = _changed(lanes.slots, before, pool.written, since) if is_whole else None
-        return group, KeptGroup(lanes, pool, changed)
+        return group, KeptGroup(lanes, group, pool, changed)
 
     def _lanes_of(self, owners: Sequence[Owner]) -> _Lanes:
         """The group that most of these were in, not met in this step yet; else a new one."""
@@ -124,7 +129,7 @@ class KeptKeys:
             if not lanes.views or lanes.views[0][0].shape[::2] != (blocks, columns):
                 lanes.views = _views(old, pool, blocks, columns)
             return True
-        lanes.buffer, lanes.views, lanes.num_read = None, [], 0
+        lanes.drop()
         roomy = (-(-blocks // _LANES) * _LANES if blocks > 1 else 1, columns + TILE)
         found = self._new_buffer(*roomy)
         if found is None:
@@ -132,6 +137,7 @@ class KeptKeys:
         if found is None:
             return False
         lanes.buffer, lanes.views = found, _views(found, pool, blocks, columns)
+        lanes.words = [as_words(layer.view(-1, pool.head_dim)) for layer in found]
         return True
 
     def _new_buffer(self, blocks: int, columns: int) -> torch.Tensor | None:
@@ -143,27 +149,26 @@ class KeptKeys:
             # Of groups that may come back only those of the last step surely do.
             for one in self._groups:
                 if one.stamp < pool.clock - _LATELY:
-                    one.buffer, one.views = None, []
+                    one.drop()
         return pool.kv.new_empty(size) if self.num_bytes + needed <= self._budget else None
 
 
 class KeptGroup:
     """K and V of one group in this step."""
 
-    def __init__(self, lanes: _Lanes, pool: Pool, changed: np.ndarray | None) -> None:
+    def __init__(
+        self, lanes: _Lanes, group: BlockGroup, pool: Pool, changed: np.ndarray | None
+    ) -> None:
         """changed: [B, P], the columns to copy; None: all."""
         assert lanes.buffer is not None
-        assert pool.words is not None
-        self._lanes, self._pool, self._buffer = lanes, pool, lanes.buffer
-        self._all: torch.Tensor | None = None
+        self._lanes, self._pool = lanes, pool
+        self._whole: BlockKeys | None = None
         if changed is None or changed.mean() > _FEW:
-            slots = torch.from_numpy(lanes.slots)
-            sides = [pool.index(side, slots).transpose(0, 1) for side in (0, 1)]
-            self._all = torch.stack(sides).flatten()
-            self._gathered = pool.kv.new_empty(2, *lanes.views[0][0].shape)
+            self._whole = BlockKeys(group, pool)
+            self._gathered = self._whole.new_buffer()
             return
         blocks, columns = changed.nonzero()
-        _, _, num_lanes, num_heads, size, _ = self._buffer.shape
+        _, _, num_lanes, num_heads, size, _ = lanes.buffer.shape
         side, head = np.arange(2)[:, None, None], np.arange(num_heads)[:, None]
         self._into = ((side * num_lanes + blocks) * num_heads + head) * size + columns
         self._from = (side * num_heads + head) * pool.num_slots + lanes.slots[blocks, columns]
@@ -171,24 +176,21 @@ class KeptGroup:
     @property
     def num_copied(self) -> int:
         """Columns of blocks that are copied for every layer."""
-        if self._all is None:
+        if self._whole is None:
             return int(self._from.shape[-1])
         return int(self._lanes.slots.size)
 
     def read(self, layer: int) -> KeyValue:
         """K and V of a layer, [B, H, P, D] each; the layer's own rows are in the pool."""
-        pool, lanes = self._pool, self._lanes
+        lanes = self._lanes
         keys, values = lanes.views[layer]
-        if self._all is None:
-            assert pool.words is not None
-            own = as_words(self._buffer[layer].view(-1, keys.shape[-1]))
-            own[self._into] = pool.words[layer][self._from]
+        if self._whole is None:
+            assert self._pool.words is not None
+            lanes.words[layer][self._into] = self._pool.words[layer][self._from]
         else:
-            gathered = self._gathered
-            out = gathered.view(-1, gathered.shape[-1])
-            torch.index_select(pool.vectors[layer], 0, self._all, out=out)
-            keys.copy_(gathered[0])
-            values.copy_(gathered[1])
+            self._whole.read(layer, self._gathered)
+            keys.copy_(self._gathered[0])
+            values.copy_(self._gathered[1])
         lanes.num_read += 1
         return keys, values
 

@@ -11,6 +11,7 @@ Shapes: R rows, I input features, O output features.
 """
 
 from enum import Enum, auto
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -106,6 +107,8 @@ class Linear:
         """residual [R, O] + x W^T + b, rounded once where the kernel can."""
         if self.fits(x.shape[0]):
             return self._sum(x, residual)
+        if self.turns(x.shape[0]):
+            return added_turned(self, x, residual)
         out = torch.empty_like(residual)
         for part in zip(self._parts(x), self._parts(residual), self._parts(out), strict=True):
             self._multiply_add(*part)
@@ -125,7 +128,7 @@ class Linear:
                 own.copy_(self._sum(rows, own.t().contiguous()).t())
                 continue
             assert self._wide is not None
-            own.addmm_(self._wide, rows.t())
+            torch.addmm(own, self._wide, rows.t(), out=own)
             if self.bias is not None:
                 own += self.bias[:, None]
 
@@ -161,10 +164,7 @@ class Linear:
         if self._wide is None or self.fits(x.shape[0]):
             out.copy_(self._sum(x, residual))
             return
-        if self._form is _Form.TURNED:
-            out.copy_(torch.addmm(residual.t(), self._wide, x.t()).t())
-        else:
-            torch.addmm(residual, x, self._wide, out=out)
+        torch.addmm(residual, x, self._wide, out=out)
         if self.bias is not None:
             out += self.bias
 
@@ -193,6 +193,19 @@ def part_sizes(num_rows: int, most: int) -> list[int]:
     smaller = min(most, _REST_ROWS)
     sizes = [most] * (num_rows // most) + [smaller] * (rest // smaller)
     return [*sizes, rest % smaller] if rest % smaller else sizes
+
+
+class AddsTurned(Protocol):
+    """What adds its output for x [R, I] to a turned stream [O, R] in place."""
+
+    def add_turned(self, x: torch.Tensor, stream: torch.Tensor) -> None: ...
+
+
+def added_turned(layer: AddsTurned, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """residual [R, O] + a layer's output for x, by the very sums of a turned stream."""
+    stream = residual.t().contiguous()
+    layer.add_turned(x, stream)
+    return stream.t().contiguous()
 
 
 def turned_product(

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from verifier_service.model.invariance import Matrix
-from verifier_service.model.linear import Linear, part_sizes, turned_product
+from verifier_service.model.linear import Linear, added_turned, part_sizes, turned_product
 
 
 class GatedMlp:
@@ -50,20 +50,9 @@ class GatedMlp:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [R, H] + the MLP of x [R, H]."""
-        if self._wide is None or self._gate_up.fits(x.shape[0]):
-            return self._straight(x, residual)
-        out = torch.empty_like(residual)
-        low = 0
-        for size in part_sizes(x.shape[0], self._wide_rows):
-            part = slice(low, low + size)
-            if self._gate_up.fits(size):
-                out[part] = self._straight(x[part], residual[part])
-            else:
-                gate_up, down = self._wide
-                turned = _turned(gate_up, self._gate_up.bias, x[part])
-                out[part] = torch.addmm(residual[part].t(), down, turned).t()
-            low += size
-        return out
+        if self.turns(x.shape[0]):
+            return added_turned(self, x, residual)
+        return self._straight(x, residual)
 
     def turns(self, num_rows: int) -> bool:
         """Whether so many rows go through turned, but for a rest."""
@@ -80,7 +69,8 @@ class GatedMlp:
             if self._gate_up.fits(size):
                 own.copy_(self._straight(rows, own.t().contiguous()).t())
             else:
-                own.addmm_(down, _turned(gate_up, self._gate_up.bias, rows))
+                turned = _turned(gate_up, self._gate_up.bias, rows)
+                torch.addmm(own, down, turned, out=own)
 
     def _straight(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)

@@ -16,24 +16,30 @@ def whole(generator: torch.Generator, *size: int) -> torch.Tensor:
 
 
 def linear(biased: bool, generator: torch.Generator) -> Linear:
+    return pair(biased, generator)[0]
+
+
+def pair(biased: bool, generator: torch.Generator) -> tuple[Linear, Linear]:
+    """The same product twice: in parts, turned, and all rows at once."""
     bias = whole(generator, WIDTH) if biased else None
-    found = Linear(whole(generator, WIDTH, WIDTH), bias)
+    weight = whole(generator, WIDTH, WIDTH)
+    found = Linear(weight, bias)
     found.limit(8)
     found.widen_turned(32)
-    return found
+    return found, Linear(weight, bias)
 
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("num_rows", [9, 32, 50, 71])
 def test_a_turned_stream_adds_what_rows_add(num_rows: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(1)
-    layers = [linear(biased, generator) for _ in range(2)]
+    layers = [pair(biased, generator) for _ in range(2)]
     x = whole(generator, num_rows, WIDTH)
     rows, turned = RowStream(x.clone()), TurnedStream(x.clone())
-    for layer in layers:
+    for layer, at_once in layers:
         assert layer.turns(num_rows)
         given = whole(generator, num_rows, WIDTH)
-        rows.add(layer, given)
+        rows.add(at_once, given)
         turned.add(layer, given)
         assert torch.equal(turned.rows(), rows.rows())
 
@@ -41,14 +47,15 @@ def test_a_turned_stream_adds_what_rows_add(num_rows: int, biased: bool) -> None
 @pytest.mark.parametrize("num_rows", [9, 32, 50, 71])
 def test_a_turned_stream_adds_what_a_gated_mlp_adds_to_rows(num_rows: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    gate_up = Linear(torch.randn(2 * INNER, WIDTH, generator=generator))
-    mlp = GatedMlp(gate_up, Linear(torch.randn(WIDTH, INNER, generator=generator)))
+    weights = torch.randn(2 * INNER, WIDTH, generator=generator)
+    down = torch.randn(WIDTH, INNER, generator=generator)
+    mlp, at_once = (GatedMlp(Linear(weights), Linear(down)) for _ in range(2))
     mlp.limit(8)
     mlp.widen(32)
     assert mlp.turns(num_rows)
     x, given = torch.randn(2, num_rows, WIDTH, generator=generator)
     rows, turned = RowStream(x.clone()), TurnedStream(x.clone())
-    rows.add(mlp, given)
+    rows.add(at_once, given)
     turned.add(mlp, given)
     torch.testing.assert_close(turned.rows(), rows.rows())
 
